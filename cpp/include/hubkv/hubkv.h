@@ -1,0 +1,259 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The C ABI of libhubkv: the six stages that shrink a KV cache and attend over what is left.
+ *
+ * Letters used in every shape (docs/architecture.md has the whole alphabet):
+ *   B sequences   T prompt tokens   Tq new tokens   L layers   Hq query heads   Hkv kv heads   G = Hq / Hkv
+ *   D head dim    K kept rows       P tokens per tail page
+ *
+ * Rules of this header
+ *   - Raw pointers only. With HUBKV_CPU every pointer is host memory. With HUBKV_CUDA every pointer to data is device
+ *     memory and the call only enqueues work on `stream` (a cudaStream_t); parameter structs and arrays of pointers are
+ *     always host memory and are read before the call returns.
+ *   - Arrays are dense and row-major in the order of the shape beside them, unless a stride says otherwise. Strides count
+ *     elements, offsets into the arena count bytes.
+ *   - No stage allocates. A stage with scratch memory has a `_workspace` function that answers the bytes needed for given
+ *     parameters; the workspace must be aligned to 64 bytes (256 on CUDA).
+ *   - Every function returns a status; hubkv_last_error() has the message of the last failure on the calling thread. It
+ *     names the field and the value that was refused. Nothing is written to an output when parameters are refused.
+ *   - Functions may be called from any number of threads, with distinct outputs and workspaces.
+ */
+#ifndef HUBKV_HUBKV_H
+#define HUBKV_HUBKV_H
+
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define HUBKV_API __declspec(dllexport)
+#else
+#define HUBKV_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C"
+{
+#endif
+
+/* Grows with every incompatible change of this header; the Python package refuses a library of another value. */
+#define HUBKV_ABI_VERSION 1
+
+typedef enum
+{
+    HUBKV_OK = 0,
+    HUBKV_INVALID_ARGUMENT = 1, /* a parameter, pointer or size was refused */
+    HUBKV_NOT_SUPPORTED = 2,    /* right, but not in this build (for example: not built with CUDA) */
+    HUBKV_CUDA_ERROR = 3,       /* the CUDA runtime refused a launch */
+    HUBKV_INTERNAL_ERROR = 4    /* a bug in this library */
+} hubkv_status;
+
+typedef enum
+{
+    HUBKV_CPU = 0,
+    HUBKV_CUDA = 1
+} hubkv_device;
+
+typedef enum
+{
+    HUBKV_FLOAT32 = 0,
+    HUBKV_FLOAT16 = 1,
+    HUBKV_BFLOAT16 = 2
+} hubkv_dtype;
+
+/* ---- library ------------------------------------------------------------------------------------------------- */
+
+HUBKV_API int32_t hubkv_abi_version(void);
+/* "0.1.0" */
+HUBKV_API char const* hubkv_version(void);
+/* Message of the last failure on this thread; empty when there was none. Valid until the next call on this thread. */
+HUBKV_API char const* hubkv_last_error(void);
+/* 1 when the library holds CUDA kernels. */
+HUBKV_API int32_t hubkv_has_cuda(void);
+/* "avx512", "avx2" or "scalar": the instructions that the host kernels use. HUBKV_CPU_ISA in the environment lowers it. */
+HUBKV_API char const* hubkv_cpu_isa(void);
+/* Threads of the host kernels, the caller included. Starts as HUBKV_NUM_THREADS, else the CPUs this process may use. */
+HUBKV_API int32_t hubkv_num_threads(void);
+HUBKV_API hubkv_status hubkv_set_num_threads(int32_t threads);
+
+/* ---- refine: scores -> refined scores ----------------------------------------------------------------------------
+ *
+ * For each layer and head, with protected = the first sinkTokens and the last window positions:
+ *   hub_i = s_i >= max of s_j over |j - i| <= (nmsKernel - 1) / 2        (NaN counts as -inf; ties are all hubs)
+ *   q_i   = hub_i ? s_i : penaltyFactor * s_i
+ *   c_h   = std / (mean + 1e-6) over the finite unprotected positions (population std)
+ *   beta  = clip((c_h / mean over the layer's heads of c)^headWeightTemperature, minHeadWeight, maxHeadWeight)
+ *   z_i   = s_i + alpha * (beta * q_i - s_i)
+ *   z_i   = +inf at protected positions
+ * beta is 1 where no position is unprotected and finite, where the mean of c is 0, and where headWeightTemperature is 0.
+ * alpha = 0 gives z = s bit for bit; a score that is not finite passes unchanged (protected positions still get +inf).
+ *
+ * Numbers, so that every backend gives the same bits. Moments are float64 sums of s and s*s over the finite unprotected
+ * positions in one fixed order: positions are cut into chunks of 4096; inside a chunk, lane v in 0..127 adds the positions
+ * with (i mod 128) = v in ascending order; lanes are folded by lane[v] += lane[v + w] for w = 64, 32, 16, 8, 4, 2, 1; the
+ * chunk sums are added in ascending order to the head's total. std = sqrt(max(0, S2/n - (S1/n)^2)). The mean of c adds
+ * heads in ascending order. The power is 1 at temperature 0, sqrt(x) at 0.5, sqrt(sqrt(x)) at 0.25, pow otherwise (that one
+ * is not bit-equal between libraries). beta is rounded to float32 once; z is float32 arithmetic without contraction, in the
+ * order t = beta*q; t = t - s; t = alpha*t; z = s + t.
+ */
+typedef struct
+{
+    int64_t L;
+    int64_t Hkv;
+    int64_t T;
+    int32_t nmsKernel;           /* odd, >= 1 */
+    float penaltyFactor;         /* gamma, in [0, 1] */
+    float headWeightTemperature; /* tau, >= 0 */
+    float minHeadWeight;         /* > 0 */
+    float maxHeadWeight;         /* >= minHeadWeight */
+    int32_t sinkTokens;          /* >= 0 */
+} hubkv_refine_params;
+
+HUBKV_API hubkv_status hubkv_refine_workspace(hubkv_device device, hubkv_refine_params const* params, int64_t* bytes);
+HUBKV_API hubkv_status hubkv_refine(hubkv_device device, void* stream, hubkv_refine_params const* params,
+    float const* scores,   /* [L, Hkv, T] */
+    float const* alpha,    /* [1] in [0, 1]: compression ratio ^ gate power */
+    int32_t const* window, /* [1] >= 0 */
+    float* refined,        /* [L, Hkv, T]; must not overlap scores */
+    int64_t* nonFinite,    /* [1] how many scores were NaN or infinite; may be null */
+    void* workspace, int64_t workspaceBytes);
+
+/* ---- select: refined scores -> the K best of each group -------------------------------------------------------
+ *
+ * The heads are cut into S groups of H heads that share a budget of K rows each:
+ *   model scope S = 1, H = L*Hkv      layer scope S = L, H = Hkv      head scope S = L*Hkv, H = 1
+ * Exactly the K largest of a group's H*T values are kept. Equal values: the lower flat index (head, token) wins. NaN ranks
+ * as -inf, -0 equals +0. Positions ascend within a head; headOffsets count rows over all groups (the last is S*K).
+ */
+typedef struct
+{
+    int64_t S;
+    int64_t H;
+    int64_t T; /* <= 2^31 - 1 */
+    int64_t K; /* 0..H*T */
+} hubkv_select_params;
+
+HUBKV_API hubkv_status hubkv_select_workspace(hubkv_device device, hubkv_select_params const* params, int64_t* bytes);
+HUBKV_API hubkv_status hubkv_select(hubkv_device device, void* stream, hubkv_select_params const* params,
+    float const* refined, /* [S, H, T] */
+    int32_t* positions,   /* [S*K] */
+    int64_t* headOffsets, /* [S*H + 1] */
+    void* workspace, int64_t workspaceBytes);
+
+/* ---- compact: copy the kept rows together -----------------------------------------------------------------------
+ *
+ * Row r of kRows is layer l, head h, token positions[r] of k[l], for headOffsets[l*Hkv + h] <= r < headOffsets[l*Hkv+h+1];
+ * bytes are not changed. A position outside 0..T-1 or an offset outside 0..K gives a zero row or none, never a fault.
+ */
+typedef struct
+{
+    int64_t L; /* layers in this call */
+    int64_t Hkv;
+    int64_t T;
+    int64_t D; /* a multiple of 8, 8..256 */
+    int64_t K; /* rows of kRows and vRows */
+    hubkv_dtype dtype;
+    int64_t kHeadStride; /* elements between heads and between tokens of every k[l]; D values of a row are contiguous */
+    int64_t kTokenStride;
+    int64_t vHeadStride;
+    int64_t vTokenStride;
+} hubkv_compact_params;
+
+HUBKV_API hubkv_status hubkv_compact(hubkv_device device, void* stream, hubkv_compact_params const* params,
+    void const* const* k,       /* [L] pointers to [Hkv, T, D] with the strides above */
+    void const* const* v,       /* [L] */
+    int32_t const* positions,   /* [K] */
+    int64_t const* headOffsets, /* [L*Hkv + 1] */
+    void* kRows,                /* [K, D] */
+    void* vRows);               /* [K, D] */
+
+/* ---- the cache, as plan, attend and append read it ----------------------------------------------------------------
+ *
+ * arena [2] int64: the address and the bytes of the one block that holds all cache memory.
+ * segments [B, 4] int64: byte offsets in the arena of a sequence's compact segment
+ *     0: k_rows [K, D]   1: v_rows [K, D]   2: head_offsets int64 [L*Hkv + 1]   3: row_bias float32 [K]
+ *     -1 in field 3: no row bias. -1 in field 0, 1 or 2: the sequence has no compact segment.
+ * blockTable [B, maxPages] int32: the pages of a sequence's tail; page p lies at pageBase + p * page bytes in the arena and
+ *     is [L, 2, Hkv, P, D] (0 = keys, 1 = values). Tail token t is slot t mod P of page blockTable[b][t / P].
+ * tailLengths [B] int32: tokens in each tail. newLengths [B] int32: how many of the Tq new tokens of each sequence are real
+ *     (the first ones); null means all.
+ * What these tables say is bounded against the arena and the parameters before it is used: wrong tables give wrong numbers
+ * or zero rows, never a fault.
+ */
+typedef struct
+{
+    int64_t B;
+    int64_t L;
+    int64_t Hkv;
+    int64_t D; /* a multiple of 8, 8..256 */
+    hubkv_dtype dtype;
+    int64_t P;        /* tokens per page, >= 1 */
+    int64_t maxPages; /* columns of blockTable, >= 0 */
+    int64_t pageBase; /* bytes */
+    int64_t capacity; /* work items per layer that plan may make: >= B * Hkv */
+} hubkv_cache_params;
+
+/* ---- plan: the work list of attend -----------------------------------------------------------------------------
+ *
+ * Cuts the compact rows of every (sequence, head) of each layer into items of at most `rowsPerItem` rows, the smallest
+ * number >= minRowsPerItem (a multiple of 16) for which a layer's items fit in capacity. Only compact segments enter: a plan
+ * holds until a segment joins or leaves; attend finds tails and new tokens by itself.
+ *   work [L, capacity, 4] int32: sequence, kv head, first row within the head, rows
+ *   workCount [L] int32
+ */
+HUBKV_API hubkv_status hubkv_plan(hubkv_device device, void* stream, hubkv_cache_params const* params,
+    int64_t minRowsPerItem,  /* >= 1 */
+    int64_t const* arena,    /* [2] */
+    int64_t const* segments, /* [B, 4] */
+    int32_t* work, int32_t* workCount);
+
+/* ---- attend: attention of new tokens over compact segment, tail and new tokens --------------------------------------
+ *
+ * For sequence b, new token t < newLengths[b], query head h of kv head h / G:
+ *   out = softmax(scale * q . k + bias) v over the head's compact rows (bias = row_bias), its tail rows, and the new tokens
+ *   0..t (bias = 0), float32 accumulation. Tokens t >= newLengths[b] get zeros. Nothing to attend to gives zeros.
+ */
+typedef struct
+{
+    hubkv_cache_params cache;
+    int64_t Tq;    /* >= 1 */
+    int64_t Hq;    /* G = Hq / Hkv in 1..16 */
+    int64_t layer; /* 0..L-1 */
+    float scale;   /* 0 means 1 / sqrt(D) */
+    int64_t qTokenStride; /* elements between the tokens of q, kNew, vNew; heads are D apart. Sequences are Tq tokens apart. */
+    int64_t kTokenStride;
+    int64_t vTokenStride;
+} hubkv_attend_params;
+
+HUBKV_API hubkv_status hubkv_attend_workspace(hubkv_device device, hubkv_attend_params const* params, int64_t* bytes);
+HUBKV_API hubkv_status hubkv_attend(hubkv_device device, void* stream, hubkv_attend_params const* params,
+    void const* q,              /* [B, Tq, Hq, D] with qTokenStride */
+    void const* kNew,           /* [B, Tq, Hkv, D] with kTokenStride */
+    void const* vNew,           /* [B, Tq, Hkv, D] with vTokenStride */
+    int64_t const* arena,       /* [2] */
+    int64_t const* segments,    /* [B, 4] */
+    int32_t const* blockTable,  /* [B, maxPages] */
+    int32_t const* tailLengths, /* [B] */
+    int32_t const* newLengths,  /* [B] or null */
+    int32_t const* work,        /* [L, capacity, 4] from plan */
+    int32_t const* workCount,   /* [L] */
+    void* out,                  /* [B, Tq, Hq, D], dense */
+    void* workspace, int64_t workspaceBytes);
+
+/* ---- append: new rows of all layers into the tails -----------------------------------------------------------------
+ *
+ * Writes token t < newLengths[b] of sequence b to tail slot tailLengths[b] + t of every layer. tailLengths is not changed: the
+ * caller owns it. A slot without a page (beyond maxPages, or a page outside the arena) is not written.
+ */
+HUBKV_API hubkv_status hubkv_append(hubkv_device device, void* stream, hubkv_cache_params const* params, int64_t Tq,
+    void const* kNew,           /* [L, B, Tq, Hkv, D] */
+    void const* vNew,           /* [L, B, Tq, Hkv, D] */
+    int64_t const* arena,       /* [2] */
+    int32_t const* blockTable,  /* [B, maxPages] */
+    int32_t const* tailLengths, /* [B] before this call */
+    int32_t const* newLengths); /* [B] or null */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* HUBKV_HUBKV_H */
