@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface between models and backends: a model is a function of ``ops`` and tensors, written once.
+
+``eager.EagerOps`` runs each call with torch at once; ``tensorrt.TensorRTOps`` adds it to a network. A model never looks
+inside a tensor: shapes that are known are passed as Python ints, token counts stay dynamic.
+
+Layout: activations are token-major without a batch axis. N is the number of tokens that go through a layer together: T at
+prefill, B*Tq at extend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from ..config import HubKVConfig
+
+X = TypeVar("X")
+
+
+@dataclass(frozen=True)
+class PrefillInputs(Generic[X]):
+    """What a prefill graph reads beside the weights. One sequence."""
+
+    input_ids: X  # int32 [T]
+    positions: X  # int32 [T], 0..T-1
+    alpha: X | None = None  # float32 [1], r^p; None in a dense graph
+    window: X | None = None  # int32 [1]
+    rows_per_group: Any = 0  # K of select: a Python int (eager) or a shape tensor (tensorrt)
+
+
+@dataclass(frozen=True)
+class PrefillOutputs(Generic[X]):
+    """What a prefill graph gives. K rows of all layers, ragged per head."""
+
+    logits: X  # float32 [V], of the last token
+    k_rows: X  # [K, D]
+    v_rows: X  # [K, D]
+    positions: X  # int32 [K], ascending within a head
+    head_offsets: X  # int64 [L*Hkv + 1]
+
+
+@dataclass(frozen=True)
+class CacheInputs(Generic[X]):
+    """The cache as attend reads it; fields and bounds as in ``include/hubkv/hubkv.h``."""
+
+    arena: X  # eager: uint8 [bytes]; tensorrt: int64 [2], its address and size
+    segments: X  # int64 [B, 4]
+    block_table: X  # int32 [B, maxPages]
+    tail_lengths: X  # int32 [B]
+    new_lengths: X  # int32 [B]
+    work: X  # int32 [L, capacity, 4]
+    work_count: X  # int32 [L]
+    page_tokens: int  # P
+    page_base: int  # bytes
+
+
+@dataclass(frozen=True)
+class ExtendInputs(Generic[X]):
+    """What an extend graph reads beside the weights: B sequences of Tq new tokens, B*Tq = N."""
+
+    input_ids: X  # int32 [N], sequence-major
+    positions: X  # int32 [N], the true position of each token in its text
+    last_tokens: X  # int32 [B], which of the N rows gives each sequence's logits
+    cache: CacheInputs[X]
+    batch_size: Any  # B: a Python int (eager) or a shape tensor (tensorrt)
+
+
+@dataclass(frozen=True)
+class ExtendOutputs(Generic[X]):
+    logits: X  # float32 [B, V]
+    k_new: X  # [L, B, Tq, Hkv, D]
+    v_new: X  # [L, B, Tq, Hkv, D]
+
+
+class Ops(Protocol[X]):
+    """The operations that models are written in."""
+
+    # -- sources
+    def weight(self, name: str) -> X:
+        """The weight of that name (``models/checkpoint.py`` lists the names)."""
+        ...
+
+    def has_weight(self, name: str) -> bool:
+        """Whether the engine holds the weight (biases, an untied ``lm_head``)."""
+        ...
+
+    def constant(self, value: np.ndarray) -> X:
+        """A small constant that belongs to the graph, in the array's dtype."""
+        ...
+
+    # -- dense layers
+    def embedding(self, table: X, ids: X) -> X:
+        """[V, E], int32 [N] -> [N, E]."""
+        ...
+
+    def linear(self, x: X, weight: X, bias: X | None = None) -> X:
+        """[N, In], [Out, In], [Out] -> [N, Out]."""
+        ...
+
+    def add(self, a: X, b: X) -> X: ...
+
+    def mul(self, a: X, b: X) -> X: ...
+
+    def sub(self, a: X, b: X) -> X: ...
+
+    def rms_norm(self, x: X, weight: X, eps: float) -> X:
+        """x / sqrt(mean(x^2 over the last axis) + eps), computed in float32, rounded to x's dtype, times weight."""
+        ...
+
+    def silu_mul(self, gate_up: X, size: int) -> X:
+        """[N, 2*size] -> silu(first half) * second half, [N, size]."""
+        ...
+
+    # -- shapes
+    def slice_last(self, x: X, start: int, stop: int) -> X:
+        """x[..., start:stop]."""
+        ...
+
+    def split_heads(self, x: X, *sizes: int) -> X:
+        """[N, h*d...] -> [N, *sizes]; the product of sizes is the last axis."""
+        ...
+
+    def merge_heads(self, x: X, size: int) -> X:
+        """[N, h, d] -> [N, size]."""
+        ...
+
+    def transpose(self, x: X, *axes: int) -> X: ...
+
+    def gather(self, x: X, index: X) -> X:
+        """x[index] along the first axis; index int32 [M]."""
+        ...
+
+    def last(self, x: X) -> X:
+        """[N, E] -> [1, E], the last row."""
+        ...
+
+    def stack(self, xs: Sequence[X]) -> X:
+        """New first axis."""
+        ...
+
+    def concat(self, xs: Sequence[X]) -> X:
+        """Along the first axis."""
+        ...
+
+    # -- element-wise and reductions, float32 (the gate)
+    def to_float32(self, x: X) -> X: ...
+
+    def to_dtype(self, x: X) -> X:
+        """To the engine's dtype."""
+        ...
+
+    def exp(self, x: X) -> X: ...
+
+    def reciprocal(self, x: X) -> X: ...
+
+    def reduce_sum(self, x: X, axis: int) -> X:
+        """The axis disappears."""
+        ...
+
+    def reduce_mean(self, x: X, axis: int) -> X:
+        """The axis disappears."""
+        ...
+
+    def matmul_transposed(self, a: X, b: X) -> X:
+        """[..., m, c], [..., n, c] -> [..., m, n]."""
+        ...
+
+    # -- attention
+    def rope_tables(self, positions: X, inv_freq: np.ndarray, attention_factor: float) -> tuple[X, X]:
+        """cos, sin [N, D/2] in the engine's dtype, of positions int32 [N] times inv_freq float64/float32 [D/2]."""
+        ...
+
+    def rotary_embedding(self, x: X, cos: X, sin: X) -> X:
+        """[N, H, D] rotated by halves: (x1*cos - x2*sin, x2*cos + x1*sin)."""
+        ...
+
+    def causal_attention(self, q: X, k: X, v: X, scale: float) -> X:
+        """[T, Hq, D], [T, Hkv, D], [T, Hkv, D] -> [T, Hq, D]."""
+        ...
+
+    def attend(self, layer: int, num_layers: int, q: X, k: X, v: X, cache: CacheInputs[X], scale: float) -> X:
+        """q [N, Hq, D], new k and v [N, Hkv, D] -> [N, Hq, D], over compact segment, tail and new tokens."""
+        ...
+
+    # -- HubKV
+    def refine(self, scores: X, alpha: X, window: X, hubkv: HubKVConfig) -> X:
+        """[L, Hkv, T] float32 -> refined [L, Hkv, T] float32. L is the layers that the call sees."""
+        ...
+
+    def select(self, refined: X, num_groups: int, rows_per_group: Any) -> tuple[X, X]:
+        """[L, Hkv, T], S, K -> positions int32 [S*K], head_offsets int64 [L*Hkv + 1]."""
+        ...
+
+    def compact(self, k: Sequence[X], v: Sequence[X], positions: X, head_offsets: X) -> tuple[X, X]:
+        """Per layer k, v [T, Hkv, D] (token-major, as the layers make them) -> k_rows, v_rows [K, D]."""
+        ...
