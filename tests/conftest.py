@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures that several test files share. Everything slow is made once per session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that reaches for the network is wrong
+
+import pytest
+import torch
+from tiny_models import save_tiny_model
+
+DEMO_MAX_INPUT = 4096
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    no_gpu = pytest.mark.skip(reason="no CUDA device")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(no_gpu)
+
+
+# ---- the demo model: SmolLM2-135M-Instruct -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def demo_model_path() -> Path:
+    """The GGUF file of the demo model (30 layers, 9/3 heads, D = 64)."""
+    from hubkv_trt.models.checkpoint import demo_model_path
+
+    return Path(demo_model_path())
+
+
+@pytest.fixture(scope="session")
+def demo_reference(demo_model_path: Path) -> Any:
+    """transformers' own reading of the demo model, float32, eager attention, in eval mode."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        str(demo_model_path.parent), gguf_file=demo_model_path.name, dtype=torch.float32, attn_implementation="sdpa"
+    )
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def demo_tokenizer(demo_model_path: Path) -> Any:
+    """The demo model's tokenizer, as transformers reads it from the GGUF file."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(demo_model_path.parent), gguf_file=demo_model_path.name)
+
+
+@pytest.fixture(scope="session")
+def demo_engine(tmp_path_factory: pytest.TempPathFactory, demo_model_path: Path) -> Path:
+    """An engine directory of the demo model with HubKV (its committed gate), float32, 4096 input tokens, 16 sequences."""
+    from hubkv_trt.engine.build import BuildOptions, build_engine
+
+    directory = tmp_path_factory.mktemp("engines") / "demo"
+    build_engine(
+        BuildOptions(output=directory, hubkv=True, dtype="float32", max_input_len=DEMO_MAX_INPUT, max_batch_size=16)
+    )
+    return directory
+
+
+# ---- tiny random models ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``tiny_model("llama" | "qwen2" | "qwen3")``: the directory of a random model, made once per session (read only)."""
+    made: dict[str, Path] = {}
+
+    def make(architecture: str) -> Path:
+        if architecture not in made:
+            made[architecture] = save_tiny_model(architecture, tmp_path_factory.mktemp("models") / architecture)
+        return made[architecture]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_gate(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., Path]) -> Callable[..., Path]:
+    """``tiny_gate("llama")``: a random FastKVzip gate for ``tiny_model("llama")``, a safetensors file."""
+    from hubkv_trt.models.checkpoint import load_config
+    from hubkv_trt.scorers.fastkvzip import random_gate, save_gate
+
+    made: dict[str, Path] = {}
+
+    def make(architecture: str) -> Path:
+        if architecture not in made:
+            path = tmp_path_factory.mktemp("gates") / f"{architecture}.safetensors"
+            save_gate(random_gate(load_config(tiny_model(architecture)), seed=0), path)
+            made[architecture] = path
+        return made[architecture]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., Path], tiny_gate: Callable[..., Path]
+) -> Callable[..., Path]:
+    """``tiny_engine("llama", ...)``: an engine directory of the random model, float32; options as in BuildOptions."""
+    from hubkv_trt.engine.build import BuildOptions, build_engine
+
+    made: dict[Any, Path] = {}
+
+    def make(architecture: str = "llama", **options: Any) -> Path:
+        key = (architecture, *sorted((k, str(v)) for k, v in options.items()))
+        if key not in made:
+            directory = tmp_path_factory.mktemp("engines") / architecture
+            values: dict[str, Any] = {
+                "hubkv": True, "gate": tiny_gate(architecture), "dtype": "float32", "max_input_len": 512,
+                "max_batch_size": 4, **options,
+            }
+            build_engine(BuildOptions(model=str(tiny_model(architecture)), output=directory, **values))
+            made[key] = directory
+        return made[key]
+
+    return make
