@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine directory: what a build leaves behind and a runtime starts from.
+
+    engine.json            EngineConfig: model, HubKV parameters, dtype, limits, versions, sha256 of every other file
+    weights.safetensors    the model's tensors, by the names of models/checkpoint.py
+    gate.safetensors       the scorer's tensors (engines with HubKV)
+    tokenizer.json, ...    as transformers saves them
+
+A directory appears whole or not at all: it is written beside its final place and renamed. It is read only after every
+file has been found to be the one that was written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import EngineConfig
+
+if TYPE_CHECKING:
+    import torch
+
+ENGINE_FILE = "engine.json"
+WEIGHTS_FILE = "weights.safetensors"
+GATE_FILE = "gate.safetensors"
+
+HASH_CHUNK = 8 << 20
+Progress = Callable[[int], None]  # called with the bytes done since the last call
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A verified engine directory. Tensors are mapped from the files, not copied."""
+
+    path: Path
+    config: EngineConfig
+    weights: dict[str, torch.Tensor]  # of config.dtype
+    gate: dict[str, torch.Tensor]  # empty where config.hubkv is None
+
+    def load_tokenizer(self) -> Any:
+        """The tokenizer that was built in (a transformers ``PreTrainedTokenizerFast``)."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(self.path), local_files_only=True)
+
+
+# ---- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_config(path: str | os.PathLike[str]) -> EngineConfig:
+    """``engine.json`` of a directory, checked; reads no other file.
+
+    Raises:
+        ValueError: no engine directory there, another schema version, an unknown key, or a value out of range.
+    """
+    directory = Path(path)
+    file = directory / ENGINE_FILE
+    if not directory.exists():
+        raise ValueError(f"engine: {directory}: no such directory (hubkv build makes one)")
+    if not file.is_file():
+        raise ValueError(f"engine: {directory}: no {ENGINE_FILE} in it, so it is no engine directory")
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"engine: {file}: not valid JSON ({error}); build the engine again") from None
+    try:
+        return EngineConfig.from_dict(data)
+    except ValueError as error:
+        raise ValueError(f"engine: {file}: {error}") from None
+
+
+def load_engine(path: str | os.PathLike[str], *, verify: bool = True, progress: bool = False) -> Engine:
+    """Opens an engine directory.
+
+    Args:
+        path: the directory.
+        verify: compare every file with its recorded sha256 (about a second per GB, once per start).
+        progress: show a bar on stderr while verifying, where that takes more than two seconds.
+
+    Raises:
+        ValueError: a file is missing, truncated or changed, or ``engine.json`` is refused (see ``read_config``).
+    """
+    directory = Path(path)
+    config = read_config(directory)
+    for name in (WEIGHTS_FILE, *((GATE_FILE,) if config.hubkv else ())):
+        if name not in config.files:
+            raise ValueError(f"engine: {directory / ENGINE_FILE}: files has no {name}; build the engine again")
+    for name in config.files:
+        if Path(name).name != name or name == ENGINE_FILE:
+            raise ValueError(f"engine: {directory / ENGINE_FILE}: files: {name!r} is not a plain file name")
+        if not (directory / name).is_file():
+            raise ValueError(f"engine: {directory / name}: missing; build the engine again")
+    if verify:
+        _verify(directory, config.files, progress)
+    weights = load_tensors(directory / WEIGHTS_FILE)
+    gate = load_tensors(directory / GATE_FILE) if config.hubkv else {}
+    return Engine(directory, config, weights, gate)
+
+
+def load_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file, mapped from it.
+
+    Raises:
+        ValueError: the file is not whole.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return dict(load_file(str(file)))
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file}: not a whole safetensors file ({error})") from None
+
+
+def _verify(directory: Path, files: Mapping[str, str], progress: bool) -> None:
+    from tqdm import tqdm
+
+    total = sum((directory / name).stat().st_size for name in files)
+    with tqdm(total=total, desc="verify", unit="B", unit_scale=True, delay=2, leave=False, disable=not progress) as bar:
+        for name, expected in files.items():
+            actual = sha256_of(directory / name, bar.update)
+            if actual != expected:
+                raise ValueError(
+                    f"engine: {directory / name}: sha256 {actual[:12]}... is not the recorded {expected[:12]}...: "
+                    "the file was truncated or changed after the build; build the engine again"
+                )
+
+
+def sha256_of(file: Path, progress: Progress | None = None) -> str:
+    """The sha256 of a file in hex."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(HASH_CHUNK))
+    with open(file, "rb", buffering=0) as stream:
+        while count := stream.readinto(buffer):
+            digest.update(buffer[:count])
+            if progress:
+                progress(count)
+    return digest.hexdigest()
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------------
+
+
+def check_output(output: Path, force: bool) -> None:
+    """Refuses a place that cannot become an engine directory, before any work is done.
+
+    Raises:
+        ValueError: something is there and ``force`` is off, or what is there is not an engine directory.
+    """
+    for parent in output.absolute().parents:
+        if parent.exists():
+            if not parent.is_dir():
+                raise ValueError(f"output: {output}: {parent} is a file")
+            if not os.access(parent, os.W_OK | os.X_OK):
+                raise ValueError(f"output: {output}: {parent} is not writable")
+            break
+    if output.is_symlink() or (output.exists() and not output.is_dir()):
+        raise ValueError(f"output: {output} is a file or a link, not a directory")
+    if not output.exists() or not any(output.iterdir()):
+        return
+    if not (output / ENGINE_FILE).is_file():
+        raise ValueError(f"output: {output} holds other files and no {ENGINE_FILE}; choose another directory")
+    if not force:
+        raise ValueError(f"output: {output} already holds an engine; --force replaces it")
+
+
+@contextmanager
+def engine_writer(output: Path, *, force: bool = False, need_bytes: int = 0) -> Iterator[Path]:
+    """A fresh directory to fill; at the end of the block it becomes ``output`` by renaming.
+
+    An exception in the block, Ctrl-C included, removes what was written and leaves ``output`` as it was.
+
+    Args:
+        output: where the engine directory shall be.
+        force: replace an engine directory that is there.
+        need_bytes: what the files will take; compared with the free disk space.
+
+    Raises:
+        ValueError: see ``check_output``; or the disk is too full.
+    """
+    check_output(output, force)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(output.parent).free
+    if free < need_bytes:
+        raise ValueError(
+            f"output: {output}: {need_bytes / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free on that disk"
+        )
+    partial = output.parent / f".{output.name}.partial-{os.getpid()}"
+    replaced = output.parent / f".{output.name}.replaced-{os.getpid()}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        yield partial
+        for file in partial.iterdir():
+            _flush_to_disk(file)
+        if output.exists():
+            os.rename(output, replaced)
+        os.rename(partial, output)
+    except BaseException:
+        if replaced.exists() and not output.exists():
+            os.rename(replaced, output)
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def write_config(directory: Path, config: EngineConfig, progress: Progress | None = None) -> EngineConfig:
+    """Hashes every file of the directory and writes ``engine.json``, the last file of a build."""
+    names = sorted(file.name for file in directory.iterdir() if file.name != ENGINE_FILE)
+    config = config.replace(files={name: sha256_of(directory / name, progress) for name in names})
+    (directory / ENGINE_FILE).write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
+    return config
+
+
+def save_tensors(file: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Writes a safetensors file, readable by everyone whom the umask allows."""
+    from safetensors.torch import save_file
+
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(file), dict(metadata or {}))
+    umask = os.umask(0)
+    os.umask(umask)
+    file.chmod(0o666 & ~umask)
+
+
+def _flush_to_disk(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
