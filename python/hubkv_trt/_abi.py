@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C ABI of ``include/hubkv/hubkv.h`` in ctypes: structs and prototypes, with the header's names and order."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+
+ABI_VERSION = 1
+
+OK, INVALID_ARGUMENT, NOT_SUPPORTED, CUDA_ERROR, INTERNAL_ERROR = range(5)
+CPU, CUDA = range(2)
+FLOAT32, FLOAT16, BFLOAT16 = range(3)
+
+
+class RefineParams(ctypes.Structure):
+    """hubkv_refine_params"""
+
+    _fields_ = [
+        ("L", c_int64),
+        ("Hkv", c_int64),
+        ("T", c_int64),
+        ("nmsKernel", c_int32),
+        ("penaltyFactor", c_float),
+        ("headWeightTemperature", c_float),
+        ("minHeadWeight", c_float),
+        ("maxHeadWeight", c_float),
+        ("sinkTokens", c_int32),
+    ]
+
+
+class SelectParams(ctypes.Structure):
+    """hubkv_select_params"""
+
+    _fields_ = [("S", c_int64), ("H", c_int64), ("T", c_int64), ("K", c_int64)]
+
+
+class CompactParams(ctypes.Structure):
+    """hubkv_compact_params"""
+
+    _fields_ = [
+        ("L", c_int64),
+        ("Hkv", c_int64),
+        ("T", c_int64),
+        ("D", c_int64),
+        ("K", c_int64),
+        ("dtype", c_int32),
+        ("kHeadStride", c_int64),
+        ("kTokenStride", c_int64),
+        ("vHeadStride", c_int64),
+        ("vTokenStride", c_int64),
+    ]
+
+
+class CacheParams(ctypes.Structure):
+    """hubkv_cache_params"""
+
+    _fields_ = [
+        ("B", c_int64),
+        ("L", c_int64),
+        ("Hkv", c_int64),
+        ("D", c_int64),
+        ("dtype", c_int32),
+        ("P", c_int64),
+        ("maxPages", c_int64),
+        ("pageBase", c_int64),
+        ("capacity", c_int64),
+    ]
+
+
+class AttendParams(ctypes.Structure):
+    """hubkv_attend_params"""
+
+    _fields_ = [
+        ("cache", CacheParams),
+        ("Tq", c_int64),
+        ("Hq", c_int64),
+        ("layer", c_int64),
+        ("scale", c_float),
+        ("qTokenStride", c_int64),
+        ("kTokenStride", c_int64),
+        ("vTokenStride", c_int64),
+    ]
+
+
+_DEVICE_AND_STREAM = (c_int32, c_void_p)
+_WORKSPACE = (c_void_p, c_int64)
+_BYTES = (POINTER(c_int64),)
+
+PROTOTYPES: dict[str, tuple[type, tuple[type, ...]]] = {
+    "hubkv_abi_version": (c_int32, ()),
+    "hubkv_version": (c_char_p, ()),
+    "hubkv_last_error": (c_char_p, ()),
+    "hubkv_has_cuda": (c_int32, ()),
+    "hubkv_cpu_isa": (c_char_p, ()),
+    "hubkv_num_threads": (c_int32, ()),
+    "hubkv_set_num_threads": (c_int32, (c_int32,)),
+    "hubkv_refine_workspace": (c_int32, (c_int32, POINTER(RefineParams), *_BYTES)),
+    "hubkv_refine": (c_int32, (*_DEVICE_AND_STREAM, POINTER(RefineParams), *(c_void_p,) * 5, *_WORKSPACE)),
+    "hubkv_select_workspace": (c_int32, (c_int32, POINTER(SelectParams), *_BYTES)),
+    "hubkv_select": (c_int32, (*_DEVICE_AND_STREAM, POINTER(SelectParams), *(c_void_p,) * 3, *_WORKSPACE)),
+    "hubkv_compact": (c_int32, (*_DEVICE_AND_STREAM, POINTER(CompactParams), *(c_void_p,) * 6)),
+    "hubkv_plan": (c_int32, (*_DEVICE_AND_STREAM, POINTER(CacheParams), c_int64, *(c_void_p,) * 4)),
+    "hubkv_attend_workspace": (c_int32, (c_int32, POINTER(AttendParams), *_BYTES)),
+    "hubkv_attend": (c_int32, (*_DEVICE_AND_STREAM, POINTER(AttendParams), *(c_void_p,) * 11, *_WORKSPACE)),
+    "hubkv_append": (c_int32, (*_DEVICE_AND_STREAM, POINTER(CacheParams), c_int64, *(c_void_p,) * 6)),
+}
+"""Function -> result and arguments. Pointers to data are addresses: one call serves host and device memory."""
