@@ -13,6 +13,15 @@
 #define HUBKV_X86 0
 #endif
 
+//! For bodies that are compiled once per instruction set: inlined into functions marked with the targets above.
+#if defined(__GNUC__)
+#define HUBKV_INLINE inline __attribute__((always_inline))
+#define HUBKV_RESTRICT __restrict__
+#else
+#define HUBKV_INLINE inline
+#define HUBKV_RESTRICT
+#endif
+
 namespace hubkv
 {
 
@@ -28,5 +37,32 @@ Isa cpuIsa() noexcept;
 
 //! "scalar", "avx2" or "avx512".
 char const* isaName(Isa isa) noexcept;
+
+//! While it lives, float arithmetic on this thread rounds to nearest and keeps subnormals, whatever the program set
+//! (torch.set_flush_denormal, for one): results are the same bits on every thread.
+class DefaultFloatMode
+{
+public:
+#if HUBKV_X86
+    DefaultFloatMode() noexcept
+        : mSaved(_mm_getcsr())
+    {
+        _mm_setcsr(0x1f80);
+    }
+    ~DefaultFloatMode()
+    {
+        _mm_setcsr(mSaved);
+    }
+
+private:
+    unsigned mSaved;
+#else
+    DefaultFloatMode() noexcept {}
+#endif
+
+public:
+    DefaultFloatMode(DefaultFloatMode const&) = delete;
+    DefaultFloatMode& operator=(DefaultFloatMode const&) = delete;
+};
 
 } // namespace hubkv
