@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The KV cache: compact segments and tail pages in one arena, and the ledger of their bytes.
+
+The arena has two parts. Tail pages ([L, 2, Hkv, P, D] each) lie at its beginning and come from a free list; compact
+segments lie behind them, each in one piece from a best-fit allocator. Every slice begins at a multiple of 256 bytes and
+is padded to one. Memory is committed when it is first written and goes back to the system when it is freed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+import torch
+
+from ..config import DType, EngineConfig, ModelConfig, require
+from .arena import Arena, FreeList, align
+from .memory import available_bytes
+
+PAGE_TOKENS = 16  # P
+_TAIL_TOKENS = 2048  # a sequence's share of the page pool where the user names no size
+
+
+class CacheFullError(RuntimeError):
+    """There is no room for what was asked."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """How many bytes of the cache things take: the one place where this is computed.
+
+    Attributes:
+        model: gives L, Hkv and D.
+        dtype: of the rows.
+        page_tokens: P.
+    """
+
+    model: ModelConfig
+    dtype: DType
+    page_tokens: int = PAGE_TOKENS
+
+    def slices(self, rows: int) -> dict[str, int]:
+        """Bytes of each slice of a compact segment of K rows, padding included, in the order they lie in memory."""
+        row = self.model.head_dim * self.dtype.itemsize
+        return {
+            "k_rows": align(rows * row),  # [K, D]
+            "v_rows": align(rows * row),  # [K, D]
+            "head_offsets": align((self.model.num_rows_per_token + 1) * 8),  # int64 [L*Hkv + 1]
+            "positions": align(rows * 4),  # int32 [K]
+        }
+
+    def segment_bytes(self, rows: int) -> int:
+        """Bytes of a compact segment of K rows."""
+        return sum(self.slices(rows).values())
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a tail page [L, 2, Hkv, P, D]; a multiple of 256 as D is one of 8 and P one of 16."""
+        return self.page_tokens * self.model.kv_bytes_per_token(self.dtype)
+
+    def pages(self, tokens: int) -> int:
+        """Pages of a tail of that many tokens."""
+        return -(-tokens // self.page_tokens)
+
+    def tail_bytes(self, tokens: int) -> int:
+        """Bytes of the pages of a tail."""
+        return self.pages(tokens) * self.page_bytes
+
+    def sequence_bytes(self, rows: int, tail_tokens: int) -> int:
+        """Bytes of a sequence: its compact segment of K rows and its tail."""
+        return self.segment_bytes(rows) + self.tail_bytes(tail_tokens)
+
+    def dense_bytes(self, tokens: int) -> int:
+        """Bytes of all K and V rows of that many tokens: what a cache without compression holds, tables left out."""
+        return tokens * self.model.kv_bytes_per_token(self.dtype)
+
+
+@dataclass(eq=False)
+class Segment:
+    """A compact segment in the arena; its tensors are views. Shared by ``references`` holders, freed with the last."""
+
+    offset: int  # bytes
+    num_bytes: int
+    rows: int  # K
+    k_rows: torch.Tensor  # [K, D]
+    v_rows: torch.Tensor  # [K, D]
+    head_offsets: torch.Tensor  # int64 [L*Hkv + 1]
+    positions: torch.Tensor  # int32 [K]
+    entry: tuple[int, int, int, int]  # its row of the table ``segments`` (include/hubkv/hubkv.h)
+    references: int = 1
+
+
+@dataclass(eq=False)
+class Tail:
+    """The pages of one sequence's later tokens. ``reserved`` pages are promised to it, ``pages`` it has."""
+
+    reserved: int
+    pages: list[int] = field(default_factory=list)
+
+
+class Cache:
+    """All cache memory of one engine.
+
+    Args:
+        ledger: the sizes of things.
+        segment_bytes: of the part that holds compact segments.
+        num_pages: of the page pool.
+
+    Attributes:
+        page_base: byte offset of page 0 in the arena.
+        held_bytes: of all segments and pages in use. Equals the sum of the ledger over everything that is open.
+        peak_bytes: the most that ``held_bytes`` ever was.
+    """
+
+    def __init__(self, ledger: Ledger, segment_bytes: int, num_pages: int) -> None:
+        require(num_pages >= 1, "num_pages", num_pages, "an integer >= 1")
+        require(segment_bytes >= 0, "segment_bytes", segment_bytes, "an integer >= 0")
+        self.ledger = ledger
+        self.num_pages = num_pages
+        self.page_base = 0
+        self.held_bytes = 0
+        self.peak_bytes = 0
+        self._segment_base = align(num_pages * ledger.page_bytes)
+        self._segment_bytes = segment_bytes // 256 * 256
+        self._arena = Arena(self._segment_base + self._segment_bytes)
+        self._free = FreeList(self._segment_base, self._segment_bytes)
+        self._free_pages = list(range(num_pages))  # a heap: the lowest first, so that few pages are ever committed
+        self._promised = 0  # pages reserved and not yet taken
+        self._segments: set[Segment] = set()
+        self._tails: set[Tail] = set()
+
+    @property
+    def arena(self) -> torch.Tensor:
+        """uint8 [bytes], what attend and append read and write."""
+        return self._arena.tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the cache."""
+        return self._arena.tensor.numel()
+
+    # -- admission
+
+    def fits(self, rows: int | None, tail_tokens: int) -> bool:
+        """Whether a new segment of K rows (None: none) and a tail of that many tokens can be had now."""
+        pages = self.ledger.pages(tail_tokens) <= len(self._free_pages) - self._promised
+        return pages and (rows is None or self.ledger.segment_bytes(rows) <= self._free.largest)
+
+    def check_can_ever_fit(self, rows: int | None, tail_tokens: int) -> None:
+        """Raises ``ValueError`` where even an empty cache has no room."""
+        size = 0 if rows is None else self.ledger.segment_bytes(rows)
+        require(size <= self._segment_bytes, "prompt", f"{size} bytes of compact segment ({rows} rows)",
+                f"at most {self._segment_bytes}, the cache's room for segments: raise cache_bytes or the ratio")
+        require(self.ledger.pages(tail_tokens) <= self.num_pages, "max_tokens", f"a tail of {tail_tokens} tokens",
+                f"at most {self.num_pages * self.ledger.page_tokens}, the cache's room for tails: raise tail_tokens or "
+                "lower max_tokens")
+
+    # -- compact segments
+
+    def allocate(self, rows: int) -> Segment:
+        """A segment of K rows, held once. Its memory is not cleared.
+
+        Raises:
+            CacheFullError: no free range is large enough.
+        """
+        num_bytes = self.ledger.segment_bytes(rows)
+        offset = self._free.take(num_bytes)
+        if offset is None:
+            raise CacheFullError(f"cache full: a segment of {rows} rows needs {num_bytes} bytes in one piece, the "
+                                 f"largest free range has {self._free.largest} ({self._free.free_bytes} of "
+                                 f"{self._segment_bytes} bytes are free)")
+        model, at = self.ledger.model, {}
+        end = offset
+        for name, size in self.ledger.slices(rows).items():
+            at[name], end = end, end + size
+        row_type = getattr(torch, self.ledger.dtype.value)
+        view = self._arena.view
+        segment = Segment(
+            offset, num_bytes, rows,
+            k_rows=view(at["k_rows"], row_type, rows, model.head_dim),
+            v_rows=view(at["v_rows"], row_type, rows, model.head_dim),
+            head_offsets=view(at["head_offsets"], torch.int64, model.num_rows_per_token + 1),
+            positions=view(at["positions"], torch.int32, rows),
+            entry=(at["k_rows"], at["v_rows"], at["head_offsets"], -1),
+        )
+        self._segments.add(segment)
+        self._count(num_bytes)
+        return segment
+
+    def share(self, segment: Segment) -> Segment:
+        """One more holder of the segment."""
+        if segment.references < 1:
+            raise RuntimeError("a segment that was freed cannot be shared")
+        segment.references += 1
+        return segment
+
+    def release(self, segment: Segment) -> None:
+        """One holder less; the last gives the memory back."""
+        if segment.references < 1:
+            raise RuntimeError("a segment was released more often than it was held")
+        segment.references -= 1
+        if segment.references == 0:
+            self._segments.remove(segment)
+            self._free.put(segment.offset, segment.num_bytes)
+            self._arena.give_back(segment.offset, segment.num_bytes)
+            self.held_bytes -= segment.num_bytes
+
+    # -- tails
+
+    def open_tail(self, max_tokens: int) -> Tail:
+        """A tail that can grow to ``max_tokens`` tokens: its pages are reserved, none is taken yet.
+
+        Raises:
+            CacheFullError: fewer pages are free.
+        """
+        pages = self.ledger.pages(max_tokens)
+        free = len(self._free_pages) - self._promised
+        if pages > free:
+            raise CacheFullError(f"cache full: a tail of {max_tokens} tokens needs {pages} pages, {free} of "
+                                 f"{self.num_pages} are free")
+        self._promised += pages
+        tail = Tail(pages)
+        self._tails.add(tail)
+        return tail
+
+    def grow(self, tail: Tail, tokens: int) -> bool:
+        """Takes the pages that a tail of ``tokens`` tokens needs; whether there are new ones."""
+        missing = self.ledger.pages(tokens) - len(tail.pages)
+        if missing <= 0:
+            return False
+        if len(tail.pages) + missing > tail.reserved:
+            raise RuntimeError(f"a tail of {tokens} tokens is longer than the {tail.reserved} pages reserved for it")
+        tail.pages += [heapq.heappop(self._free_pages) for _ in range(missing)]
+        self._promised -= missing
+        self._count(missing * self.ledger.page_bytes)
+        return True
+
+    def close_tail(self, tail: Tail) -> None:
+        """Gives the tail's pages and reservation back."""
+        self._tails.remove(tail)
+        self._promised -= tail.reserved - len(tail.pages)
+        for page in tail.pages:
+            heapq.heappush(self._free_pages, page)
+            self._arena.give_back(self.page_base + page * self.ledger.page_bytes, self.ledger.page_bytes)
+        self.held_bytes -= len(tail.pages) * self.ledger.page_bytes
+        tail.pages, tail.reserved = [], 0
+
+    def _count(self, num_bytes: int) -> None:
+        self.held_bytes += num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+
+    # -- proof
+
+    def audit(self) -> None:
+        """Checks that counters, free lists and open things agree and that no two of them overlap.
+
+        Raises:
+            RuntimeError: they do not; a bug.
+        """
+        pages = [page for tail in self._tails for page in tail.pages]
+        used = [(s.offset, s.num_bytes) for s in self._segments]
+        end = self._segment_base
+        for start, size in sorted(used + self._free.ranges()):
+            _check(start == end, f"a gap or an overlap at byte {start} of the arena")
+            end = start + size
+        _check(end == self.num_bytes, f"the ranges end at byte {end} of {self.num_bytes}")
+        _check(sorted(pages + self._free_pages) == list(range(self.num_pages)), "a page is lost or in two places")
+        _check(all(s.num_bytes == self.ledger.segment_bytes(s.rows) for s in self._segments), "a segment's size")
+        _check(all(s.references >= 1 for s in self._segments), "a segment that nobody holds")
+        held = sum(size for _, size in used) + len(pages) * self.ledger.page_bytes
+        _check(held == self.held_bytes, f"held_bytes is {self.held_bytes}, held are {held}")
+        promised = sum(tail.reserved - len(tail.pages) for tail in self._tails)
+        _check(promised == self._promised <= len(self._free_pages), "reserved pages")
+
+
+def _check(condition: bool, what: str) -> None:
+    if not condition:
+        raise RuntimeError(f"cache audit: {what}")
+
+
+def create_cache(config: EngineConfig, cache_bytes: int | None = None, tail_tokens: int | None = None) -> Cache:
+    """A cache for an engine.
+
+    Args:
+        config: the engine.
+        cache_bytes: the whole arena. Default: room for ``max_batch_size`` prompts of ``max_input_len`` tokens without
+            any compression and their tails, but at most half of the memory that is available. What is not used is not
+            committed.
+        tail_tokens: tokens of all tails together. Default: 2048 for each of ``max_batch_size`` sequences, but at most a
+            quarter of the cache where it is too small for all of that.
+
+    Raises:
+        ValueError: the sizes leave no room for a single page, or for a segment of one token.
+    """
+    model = config.model
+    ledger = Ledger(model, config.dtype)
+    share = min(_TAIL_TOKENS, model.max_position_embeddings)
+    tail = config.max_batch_size * share if tail_tokens is None else tail_tokens
+    require(tail >= 1, "tail_tokens", tail_tokens, "an integer >= 1")
+    prompts = config.max_batch_size * ledger.segment_bytes(model.num_rows_per_token * config.max_input_len)
+    if cache_bytes is None:
+        cache_bytes = min(prompts + ledger.tail_bytes(tail), available_bytes() // 2)
+    pages = ledger.pages(tail)
+    if tail_tokens is None:
+        pages = max(1, min(pages, max(cache_bytes // 4, cache_bytes - prompts) // ledger.page_bytes))
+    least = align(pages * ledger.page_bytes) + ledger.segment_bytes(model.num_rows_per_token)
+    require(cache_bytes >= least, "cache_bytes", cache_bytes,
+            f"at least {least}, {pages} tail pages of {ledger.page_bytes} bytes and a segment of one token")
+    return Cache(ledger, cache_bytes - align(pages * ledger.page_bytes), pages)
