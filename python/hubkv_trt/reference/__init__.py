@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stages in NumPy, written to be read: the oracles that the host and CUDA kernels are held to.
+
+Names and argument order are those of :mod:`hubkv_trt.ops`. NumPy has no bfloat16: an array of uint16 holds its bits.
+"""
+
+from .append import append
+from .attend import attend
+from .compact import compact, compact_into
+from .plan import plan
+from .refine import refine
+from .select import select
+
+__all__ = ["refine", "select", "compact", "compact_into", "plan", "attend", "append"]
