@@ -11,6 +11,7 @@ prefill, B*Tq at extend.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -101,6 +102,15 @@ class Ops(Protocol[X]):
         """[N, In], [Out, In], [Out] -> [N, Out]."""
         ...
 
+    def linear_split(self, x: X, sizes: Sequence[int], weight: X, bias: X | None = None) -> list[X]:
+        """[N, In], [sum(sizes), In], [sum(sizes)] -> one [N, size] for each size. Each part may be freed by itself."""
+        ...
+
+    def gated_mlp(self, x: X, size: int, gate_up: X, down: X, gate_up_bias: X | None = None,
+                  down_bias: X | None = None) -> X:
+        """x [N, E], gate_up [2*size, E] (gate first), down [E, size] -> down(silu(gate(x)) * up(x)) [N, E]."""
+        ...
+
     def add(self, a: X, b: X) -> X: ...
 
     def mul(self, a: X, b: X) -> X: ...
@@ -109,10 +119,6 @@ class Ops(Protocol[X]):
 
     def rms_norm(self, x: X, weight: X, eps: float) -> X:
         """x / sqrt(mean(x^2 over the last axis) + eps), computed in float32, rounded to x's dtype, times weight."""
-        ...
-
-    def silu_mul(self, gate_up: X, size: int) -> X:
-        """[N, 2*size] -> silu(first half) * second half, [N, size]."""
         ...
 
     # -- shapes
@@ -135,11 +141,19 @@ class Ops(Protocol[X]):
         ...
 
     def last(self, x: X) -> X:
-        """[N, E] -> [1, E], the last row."""
+        """[N, ...] -> [1, ...], the last row."""
+        ...
+
+    def first(self, x: X) -> X:
+        """[N, ...] -> [...], the first row without its axis."""
         ...
 
     def stack(self, xs: Sequence[X]) -> X:
         """New first axis."""
+        ...
+
+    def split_batch(self, x: X, batch_size: Any) -> X:
+        """[L, N, ...] -> [L, B, N/B, ...]."""
         ...
 
     def concat(self, xs: Sequence[X]) -> X:
@@ -170,23 +184,32 @@ class Ops(Protocol[X]):
         ...
 
     # -- attention
-    def rope_tables(self, positions: X, inv_freq: np.ndarray, attention_factor: float) -> tuple[X, X]:
-        """cos, sin [N, D/2] in the engine's dtype, of positions int32 [N] times inv_freq float64/float32 [D/2]."""
+    def rope_tables(self, positions: X, inv_freq: np.ndarray, attention_factor: float) -> Any:
+        """What ``rotary_embedding`` reads: cos and sin, times the attention factor, in the engine's dtype, of the angles
+        positions int32 [N] times inv_freq float32 [D/2] (float32 product). Models pass it on and look no further."""
         ...
 
-    def rotary_embedding(self, x: X, cos: X, sin: X) -> X:
-        """[N, H, D] rotated by halves: (x1*cos - x2*sin, x2*cos + x1*sin)."""
+    def rotary_embedding(self, x: X, tables: Any) -> X:
+        """[N, H, D] rotated by halves: (x1*cos - x2*sin, x2*cos + x1*sin). A new tensor: x is not changed."""
         ...
 
     def causal_attention(self, q: X, k: X, v: X, scale: float) -> X:
-        """[T, Hq, D], [T, Hkv, D], [T, Hkv, D] -> [T, Hq, D]."""
+        """[M, Hq, D], [T, Hkv, D], [T, Hkv, D] -> [M, Hq, D]. The M <= T queries are those of the last M tokens."""
         ...
 
-    def attend(self, layer: int, num_layers: int, q: X, k: X, v: X, cache: CacheInputs[X], scale: float) -> X:
-        """q [N, Hq, D], new k and v [N, Hkv, D] -> [N, Hq, D], over compact segment, tail and new tokens."""
+    def attend(self, layer: int, num_layers: int, q: X, k: X, v: X, cache: CacheInputs[X], batch_size: Any,
+               scale: float) -> X:
+        """q [N, Hq, D], new k and v [N, Hkv, D] -> [N, Hq, D], over compact segment, tail and new tokens.
+
+        N is B*Tq, sequence-major; batch_size is B.
+        """
         ...
 
     # -- HubKV
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """What runs inside belongs to the stage of that name (``scorer``, ``refine``, ...): timed, or named in a network."""
+        ...
+
     def refine(self, scores: X, alpha: X, window: X, hubkv: HubKVConfig) -> X:
         """[L, Hkv, T] float32 -> refined [L, Hkv, T] float32. L is the layers that the call sees."""
         ...
@@ -195,6 +218,18 @@ class Ops(Protocol[X]):
         """[L, Hkv, T], S, K -> positions int32 [S*K], head_offsets int64 [L*Hkv + 1]."""
         ...
 
+    def select_all(self, positions: X, num_heads: int) -> tuple[X, X]:
+        """Every token of every head: positions int32 [T] -> positions int32 [H*T], head_offsets int64 [H + 1]."""
+        ...
+
     def compact(self, k: Sequence[X], v: Sequence[X], positions: X, head_offsets: X) -> tuple[X, X]:
         """Per layer k, v [T, Hkv, D] (token-major, as the layers make them) -> k_rows, v_rows [K, D]."""
+        ...
+
+    def concat_rows(self, parts: Sequence[X]) -> X:
+        """The k_rows (or v_rows) of successive ``compact`` calls, one below the other: [K, D]."""
+        ...
+
+    def concat_offsets(self, parts: Sequence[X]) -> X:
+        """head_offsets [Hkv + 1] of successive layers -> [L*Hkv + 1], each shifted by the rows before it."""
         ...

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decoder, written once: Llama, Qwen2 and Qwen3 differ in what their ``ModelConfig`` says.
+
+Dense forward, prefill with compression and extension over a compacted cache are three ways to fill in the attention of one
+layer loop. Nothing here looks inside a tensor: ``ops`` runs the graph (eager) or writes it down (TensorRT).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..config import HubKVConfig, ModelConfig, Scope
+from ..graph.ops import ExtendInputs, ExtendOutputs, Ops, PrefillInputs, PrefillOutputs
+from .gate import gate_scores
+from .rope import rope_frequencies
+
+X = TypeVar("X")
+
+Attention = Callable[[int, X, X, X, X], X]
+"""(layer, q [M, Hq, D], k [N, Hkv, D], v [N, Hkv, D], hidden [N, E]) -> [M, Hq, D].
+
+q and k are rotated; hidden is the attention's input (after ``input_norm``), which scorers read. M is N, but 1 in the last
+layer of a ``last_only`` forward: q is then that of the last token.
+"""
+
+
+class Decoder:
+    """A decoder-only model as a function of ``ops``.
+
+    Args:
+        model: the architecture.
+        hubkv: compression at prefill; None keeps every KV pair (a dense engine).
+    """
+
+    def __init__(self, model: ModelConfig, hubkv: HubKVConfig | None = None) -> None:
+        self.model = model
+        self.hubkv = hubkv
+        self.scale = model.head_dim**-0.5
+        self._inv_freq, self._attention_factor = rope_frequencies(
+            model.rope, model.head_dim, model.max_position_embeddings
+        )
+
+    def forward(
+        self, ops: Ops[X], input_ids: X, positions: X, attention: Attention[X], last_only: bool = False
+    ) -> X:
+        """All layers and the final norm.
+
+        Args:
+            input_ids: int32 [N].
+            positions: int32 [N], true positions in the text.
+            attention: see ``Attention``.
+            last_only: give only the last token's row, and spare the last layer the others.
+
+        Returns:
+            [N, E], or [1, E] with ``last_only``.
+        """
+        eps, last_layer = self.model.rms_norm_eps, self.model.num_layers - 1
+        tables = ops.rope_tables(positions, self._inv_freq, self._attention_factor)
+        hidden = ops.embedding(ops.weight("embedding.weight"), input_ids)
+        for layer in range(self.model.num_layers):
+            name = f"layers.{layer}."
+            x = ops.rms_norm(hidden, ops.weight(name + "input_norm.weight"), eps)
+            q, k, v = self._qkv(ops, name, x, tables)
+            if last_only and layer == last_layer:
+                q, hidden = ops.last(q), ops.last(hidden)
+            x = attention(layer, q, k, v, x)
+            del q, k, v  # the callee decides what outlives the layer
+            x = ops.merge_heads(x, self.model.num_heads * self.model.head_dim)
+            hidden = ops.add(hidden, ops.linear(x, ops.weight(name + "o.weight"), _optional(ops, name + "o.bias")))
+            x = ops.rms_norm(hidden, ops.weight(name + "post_norm.weight"), eps)
+            hidden = ops.add(hidden, self._mlp(ops, name, x))
+        return ops.rms_norm(hidden, ops.weight("final_norm.weight"), eps)
+
+    def _qkv(self, ops: Ops[X], name: str, x: X, tables: Any) -> tuple[X, X, X]:
+        m = self.model
+        sizes = (m.num_heads * m.head_dim, m.num_kv_heads * m.head_dim, m.num_kv_heads * m.head_dim)
+        q, k, v = ops.linear_split(x, sizes, ops.weight(name + "qkv.weight"), _optional(ops, name + "qkv.bias"))
+        q = ops.split_heads(q, m.num_heads, m.head_dim)
+        k = ops.split_heads(k, m.num_kv_heads, m.head_dim)
+        v = ops.split_heads(v, m.num_kv_heads, m.head_dim)
+        if m.qk_norm:
+            q = ops.rms_norm(q, ops.weight(name + "q_norm.weight"), m.rms_norm_eps)
+            k = ops.rms_norm(k, ops.weight(name + "k_norm.weight"), m.rms_norm_eps)
+        return ops.rotary_embedding(q, tables), ops.rotary_embedding(k, tables), v
+
+    def _mlp(self, ops: Ops[X], name: str, x: X) -> X:
+        return ops.gated_mlp(
+            x,
+            self.model.intermediate_size,
+            ops.weight(name + "gate_up.weight"),
+            ops.weight(name + "down.weight"),
+            _optional(ops, name + "gate_up.bias"),
+            _optional(ops, name + "down.bias"),
+        )
+
+    def logits(self, ops: Ops[X], rows: X) -> X:
+        """Final-norm hidden rows [M, E] -> float32 [M, V]."""
+        head = "lm_head.weight" if ops.has_weight("lm_head.weight") else "embedding.weight"
+        return ops.to_float32(ops.linear(rows, ops.weight(head)))
+
+    def dense_logits(self, ops: Ops[X], input_ids: X, positions: X) -> X:
+        """Logits of every token of one text under dense causal attention: int32 [T], int32 [T] -> float32 [T, V]."""
+
+        def attention(layer: int, q: X, k: X, v: X, hidden: X) -> X:
+            return ops.causal_attention(q, k, v, self.scale)
+
+        return self.logits(ops, self.forward(ops, input_ids, positions, attention))
+
+    def prefill(self, ops: Ops[X], inputs: PrefillInputs[X]) -> PrefillOutputs[X]:
+        """Dense causal attention over one prompt, of whose KV pairs only the selected rows leave the graph.
+
+        In ``model`` scope all layers compete, so dense K and V of the whole prompt live until the last layer; in ``layer``
+        and ``head`` scope, and without compression, each layer's are released at its end.
+
+        Raises:
+            ValueError: (eager) scores that are not finite.
+        """
+        by_model = self.hubkv is not None and self.hubkv.scope is Scope.MODEL
+        pending: list[tuple[X, X, X | None]] = []  # k, v, scores of layers not compacted yet
+        kept: list[tuple[X, X, X, X]] = []
+
+        def attention(layer: int, q: X, k: X, v: X, hidden: X) -> X:
+            scores = None
+            if self.hubkv is not None:
+                with ops.stage("scorer"):
+                    scores = gate_scores(ops, layer, hidden, self.model)
+            out = ops.causal_attention(q, k, v, self.scale)
+            pending.append((k, v, scores))
+            if not by_model or layer == self.model.num_layers - 1:
+                kept.append(self._keep(ops, inputs, pending))
+                pending.clear()
+            return out
+
+        hidden = self.forward(ops, inputs.input_ids, inputs.positions, attention, last_only=True)
+        k_rows, v_rows, positions, offsets = zip(*kept, strict=True)
+        return PrefillOutputs(
+            logits=ops.first(self.logits(ops, hidden)),
+            k_rows=ops.concat_rows(k_rows),
+            v_rows=ops.concat_rows(v_rows),
+            positions=ops.concat(positions),
+            head_offsets=ops.concat_offsets(offsets),
+        )
+
+    def _keep(
+        self, ops: Ops[X], inputs: PrefillInputs[X], layers: list[tuple[X, X, X | None]]
+    ) -> tuple[X, X, X, X]:
+        """k_rows, v_rows, positions, head_offsets of some successive layers that share no budget with others."""
+        heads = self.model.num_kv_heads
+        if self.hubkv is None:
+            positions, offsets = ops.select_all(inputs.positions, len(layers) * heads)
+        else:
+            assert inputs.alpha is not None and inputs.window is not None
+            scores = ops.stack([s for _, _, s in layers if s is not None])
+            refined = ops.refine(scores, inputs.alpha, inputs.window, self.hubkv)
+            groups = heads if self.hubkv.scope is Scope.HEAD else 1
+            positions, offsets = ops.select(refined, groups, inputs.rows_per_group)
+        k_rows, v_rows = ops.compact([k for k, _, _ in layers], [v for _, v, _ in layers], positions, offsets)
+        return k_rows, v_rows, positions, offsets
+
+    def extend(self, ops: Ops[X], inputs: ExtendInputs[X]) -> ExtendOutputs[X]:
+        """New tokens of a batch over the cache of each sequence; decoding is Tq = 1. The cache is read, not written."""
+        num_layers = self.model.num_layers
+        k_new: list[X] = []
+        v_new: list[X] = []
+
+        def attention(layer: int, q: X, k: X, v: X, hidden: X) -> X:
+            k_new.append(k)
+            v_new.append(v)
+            return ops.attend(layer, num_layers, q, k, v, inputs.cache, inputs.batch_size, self.scale)
+
+        hidden = self.forward(ops, inputs.input_ids, inputs.positions, attention)
+        return ExtendOutputs(
+            logits=self.logits(ops, ops.gather(hidden, inputs.last_tokens)),
+            k_new=ops.split_batch(ops.stack(k_new), inputs.batch_size),
+            v_new=ops.split_batch(ops.stack(v_new), inputs.batch_size),
+        )
+
+
+def _optional(ops: Ops[X], name: str) -> X | None:
+    return ops.weight(name) if ops.has_weight(name) else None
