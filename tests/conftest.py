@@ -64,12 +64,11 @@ def demo_tokenizer(demo_model_path: Path) -> Any:
 @pytest.fixture(scope="session")
 def demo_engine(tmp_path_factory: pytest.TempPathFactory, demo_model_path: Path) -> Path:
     """An engine directory of the demo model with HubKV (its committed gate), float32, 4096 input tokens, 16 sequences."""
-    from hubkv_trt.engine.build import BuildOptions, build_engine
+    from hubkv_trt.config import HubKVConfig
+    from hubkv_trt.engine.build import build_engine
 
     directory = tmp_path_factory.mktemp("engines") / "demo"
-    build_engine(
-        BuildOptions(output=directory, hubkv=True, dtype="float32", max_input_len=DEMO_MAX_INPUT, max_batch_size=16)
-    )
+    build_engine(demo_model_path, directory, hubkv=HubKVConfig(), dtype="float32", max_input_len=DEMO_MAX_INPUT)
     return directory
 
 
@@ -93,14 +92,16 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 def tiny_gate(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., Path]) -> Callable[..., Path]:
     """``tiny_gate("llama")``: a random FastKVzip gate for ``tiny_model("llama")``, a safetensors file."""
     from hubkv_trt.models.checkpoint import load_config
-    from hubkv_trt.scorers.fastkvzip import random_gate, save_gate
+    from hubkv_trt.scorers.fastkvzip import Gate, gate_shapes, save_gate
 
     made: dict[str, Path] = {}
 
     def make(architecture: str) -> Path:
         if architecture not in made:
             path = tmp_path_factory.mktemp("gates") / f"{architecture}.safetensors"
-            save_gate(random_gate(load_config(tiny_model(architecture)), seed=0), path)
+            generator = torch.Generator().manual_seed(1)
+            shapes = gate_shapes(load_config(tiny_model(architecture)))
+            save_gate(path, Gate({name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}))
             made[architecture] = path
         return made[architecture]
 
@@ -111,8 +112,9 @@ def tiny_gate(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[...
 def tiny_engine(
     tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., Path], tiny_gate: Callable[..., Path]
 ) -> Callable[..., Path]:
-    """``tiny_engine("llama", ...)``: an engine directory of the random model, float32; options as in BuildOptions."""
-    from hubkv_trt.engine.build import BuildOptions, build_engine
+    """``tiny_engine("llama", ...)``: an engine directory of the random model, float32; options as ``build_engine`` has them."""
+    from hubkv_trt.config import HubKVConfig
+    from hubkv_trt.engine.build import build_engine
 
     made: dict[Any, Path] = {}
 
@@ -120,11 +122,10 @@ def tiny_engine(
         key = (architecture, *sorted((k, str(v)) for k, v in options.items()))
         if key not in made:
             directory = tmp_path_factory.mktemp("engines") / architecture
-            values: dict[str, Any] = {
-                "hubkv": True, "gate": tiny_gate(architecture), "dtype": "float32", "max_input_len": 512,
-                "max_batch_size": 4, **options,
-            }
-            build_engine(BuildOptions(model=str(tiny_model(architecture)), output=directory, **values))
+            values = {"hubkv": HubKVConfig(), "dtype": "float32", "max_input_len": 512, "max_batch_size": 4, **options}
+            if values["hubkv"] is not None:
+                values.setdefault("gate", tiny_gate(architecture))
+            build_engine(tiny_model(architecture), directory, **values)
             made[key] = directory
         return made[key]
 

@@ -100,6 +100,7 @@ def load_engine(path: str | os.PathLike[str], *, verify: bool = True, progress: 
     if verify:
         _verify(directory, config.files, progress)
     weights = load_tensors(directory / WEIGHTS_FILE)
+    _check_weights(directory / WEIGHTS_FILE, config, weights)
     gate = load_tensors(directory / GATE_FILE) if config.hubkv else {}
     return Engine(directory, config, weights, gate)
 
@@ -117,6 +118,23 @@ def load_tensors(file: Path) -> dict[str, torch.Tensor]:
         return dict(load_file(str(file)))
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{file}: not a whole safetensors file ({error})") from None
+
+
+def _check_weights(file: Path, config: EngineConfig, weights: Mapping[str, torch.Tensor]) -> None:
+    from ..models.checkpoint import weight_parts
+
+    expected = {
+        name: (sum(shape[0] for _, shape in parts), *parts[0][1][1:]) for name, parts in weight_parts(config.model).items()
+    }
+    for name in sorted({*expected, *weights}):
+        if name not in weights or name not in expected:
+            raise ValueError(f"engine: {file}: tensor {name}: {'unknown' if name in weights else 'missing'}")
+        found = (tuple(weights[name].shape), str(weights[name].dtype))
+        if found != (expected[name], f"torch.{config.dtype.value}"):
+            raise ValueError(
+                f"engine: {file}: tensor {name}: {found[1]} {list(found[0])} does not fit {ENGINE_FILE}, which asks for "
+                f"torch.{config.dtype.value} {list(expected[name])}"
+            )
 
 
 def _verify(directory: Path, files: Mapping[str, str], progress: bool) -> None:

