@@ -11,27 +11,33 @@ from typing import Any
 from ..config import DEFAULT_PRESET, PRESETS, HubKVConfig, Scope
 from ..engine.build import DEFAULT_BATCH_SIZE, DEFAULT_OUTPUT, DEMO, build_engine
 from ..engine.summary import DEFAULT_CACHE_BUDGET, summarize
-from .common import byte_count, ratio
+from .common import UsageError, byte_count, ratio
 
 HELP = "build an engine directory from a checkpoint"
 DESCRIPTION = """\
-Builds an engine directory: weights, tokenizer, gate and settings of a Llama, Qwen2 or Qwen3 model, ready for
-`hubkv generate` and hubkv_trt.LLM.
+Builds an engine directory: weights, tokenizer, gate and settings of a Llama, Qwen2
+or Qwen3 model, ready for `hubkv generate` and hubkv_trt.LLM.
 
-With --hubkv the engine compresses the KV cache of every prompt at prefill. A small gate scores each KV pair
-(one layer, KV head and token); HubKV refines the scores: it finds local hubs, discounts their neighbours,
-balances the heads, and does so the more, the more has to go. The best pairs are copied together, the others are
-dropped, and everything after the prompt attends over what is left.
+With --hubkv the engine compresses the KV cache of every prompt at prefill. A small
+gate scores each KV pair (one layer, KV head and token). HubKV refines the scores: it
+finds local hubs, discounts their neighbours and balances the heads, and does so the
+more, the more has to go. The best pairs are copied together, the others are dropped,
+and everything after the prompt attends over what is left.
 
-The compression ratio r is the fraction of KV pairs removed: r = 0.75 keeps a quarter of them, so that four times
-as many prompts fit in the same memory. Requests may choose another r; r = 0 is the dense model. The first tokens
-(--sink-tokens) and the last ones (--window-ratio, --window-tokens) of a prompt are always kept."""
+The compression ratio r is the fraction of KV pairs removed: r = 0.75 keeps a quarter
+of them, so that about four times as many prompts fit in the same memory. A request
+may choose another r; r = 0 is the dense model. The first tokens (--sink-tokens) and
+the last ones (--window-ratio, --window-tokens) of a prompt are always kept."""
 EPILOG = """\
 examples:
-  hubkv build --hubkv                                   the demo: SmolLM2-135M-Instruct, into demo/engine
-  hubkv build --model ~/Qwen3-8B --output engines/qwen3 --hubkv --gate gate.pt --ratio 0.75 --max-input-len 32768
-  hubkv build --model model.gguf --output engines/dense             a dense engine, to compare with
-  hubkv build --hubkv --preset fastkvzip_nms --force                one of the simpler methods of the paper"""
+  hubkv build --hubkv
+      the demo: SmolLM2-135M-Instruct, into demo/engine
+  hubkv build --model ~/Qwen3-8B --output engines/qwen3 --hubkv --gate gate.pt --ratio 0.75
+      a model of yours with its gate
+  hubkv build --model model.gguf --output engines/dense
+      a dense engine, to compare with
+  hubkv build --hubkv --preset fastkvzip_nms --force
+      one of the simpler methods of the paper, in place of the engine that is there"""
 
 # option, field of HubKVConfig, type, help
 PARAMETERS: tuple[tuple[str, str, type, str], ...] = (
@@ -95,7 +101,7 @@ def hubkv_config(arguments: argparse.Namespace) -> HubKVConfig | None:
     if not arguments.hubkv:
         for name in ("preset", "gate", *changes):
             if getattr(arguments, name) is not None:
-                raise ValueError(f"--{name.replace('_', '-')}: of use only together with --hubkv")
+                raise UsageError(f"--{name.replace('_', '-')}: of use only together with --hubkv")
         return None
     if "scope" in changes:
         changes["scope"] = Scope(changes["scope"])

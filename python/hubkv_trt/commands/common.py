@@ -8,11 +8,16 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+class UsageError(ValueError):
+    """Options that do not go together."""
 
 
 class Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -65,18 +70,19 @@ def run(command: Callable[[Any], int], arguments: argparse.Namespace) -> int:
     def terminate(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt  # a polite kill unwinds as Ctrl-C does, and leaves nothing half-written
 
-    signal.signal(signal.SIGTERM, terminate)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, terminate)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         return command(arguments)
-    except (ValueError, OSError, ImportError, NotImplementedError, MemoryError) as error:
+    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
         if isinstance(error, BrokenPipeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         if os.environ.get("HUBKV_TRACEBACK"):
             raise
         print(f"hubkv: error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         print("hubkv: interrupted", file=sys.stderr)
         return 130

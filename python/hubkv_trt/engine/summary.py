@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..config import EngineConfig, budget
+from ..config import EngineConfig, HubKVConfig, budget
 from .directory import ENGINE_FILE
 
 GIB = 1 << 30
@@ -68,7 +68,7 @@ def summarize(
         hub, figures = config.hubkv, cache_figures(config, cache_bytes)
         gain = figures["dense_bytes_per_token"] / figures["kept_bytes_per_token"]
         rows += [
-            ("HubKV", f"r = {hub.ratio:g}, {hub.scope.value} scope, {hub.preset}"),
+            ("HubKV", f"r = {hub.ratio:g}, {hub.scope.value} scope, {hub.preset}{_changes(hub)}"),
             ("", f"nms {hub.nms_kernel}, penalty {hub.penalty_factor:g}, temperature {hub.head_weight_temperature:g}, "
              f"head weight {hub.min_head_weight:g}..{hub.max_head_weight:g}, gate power {hub.gate_power:g}"),
             *([("gate", gate)] if gate else []),
@@ -81,6 +81,13 @@ def summarize(
         if (path / name).is_file():
             rows.append((f"  {name}", _size((path / name).stat().st_size)))
     return table(rows)
+
+
+def _changes(hubkv: HubKVConfig) -> str:
+    """Names the parameters that differ from the preset's."""
+    preset = HubKVConfig.from_preset(hubkv.preset, ratio=hubkv.ratio, scope=hubkv.scope)
+    names = [name for name in preset.to_dict() if getattr(hubkv, name) != getattr(preset, name)]
+    return f" with {', '.join(names)} changed" if names else ""
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
