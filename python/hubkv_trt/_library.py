@@ -12,7 +12,7 @@ import os
 import sys
 import sysconfig
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from . import _abi
 
@@ -94,6 +94,20 @@ def fail(status: int) -> NoReturn:
     raise error(message)
 
 
+def call(name: str, *arguments: Any) -> None:
+    """Calls a stage; raises as :func:`fail` does."""
+    status = getattr(library(), name)(*arguments)
+    if status:
+        fail(status)
+
+
+def workspace_bytes(name: str, device: int, params: ctypes.Structure) -> int:
+    """What a stage's ``_workspace`` function answers."""
+    size = ctypes.c_int64()
+    call(name, device, params, size)
+    return size.value
+
+
 def version() -> str:
     """Version of libhubkv."""
     return str(library().hubkv_version().decode())
@@ -120,6 +134,4 @@ def set_num_threads(threads: int) -> None:
     Raises:
         ValueError: less than 1, or more than the library takes.
     """
-    status = library().hubkv_set_num_threads(threads)
-    if status:
-        fail(status)
+    call("hubkv_set_num_threads", max(-(2**31), min(threads, 2**31 - 1)))

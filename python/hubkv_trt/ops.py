@@ -12,12 +12,14 @@ dense unless said otherwise. All functions raise:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _stages
+from . import _stages_cache, _stages_prefill
 from ._library import cpu_isa, has_cuda, num_threads, set_num_threads, version
 
 __all__ = [
@@ -51,15 +53,37 @@ attend(Tensor q, Tensor k_new, Tensor v_new, Tensor arena, Tensor segments, Tens
 append(Tensor k_new, Tensor v_new, Tensor(a!) arena, Tensor block_table, Tensor tail_lengths, Tensor? new_lengths,
     int page_tokens, int page_base) -> ()
 """
+
+
+def _on_device(stage: Callable[..., Any]) -> Callable[..., Any]:
+    """The stage with its tensors' CUDA device made the current one."""
+
+    @functools.wraps(stage)
+    def run(*arguments: Any) -> Any:
+        with torch.cuda.device(next(x.device for x in arguments if isinstance(x, Tensor))):
+            return stage(*arguments)
+
+    return run
+
+
 for _schema in _SCHEMAS.strip().replace("\n    ", " ").splitlines():
     _name = _schema.partition("(")[0]
+    _stage = getattr(_stages_prefill, _name, None) or getattr(_stages_cache, _name)
     _LIBRARY.define(_schema)
-    for _key in ("CPU", "CUDA"):
-        _LIBRARY.impl(_name, getattr(_stages, _name), _key)
+    _LIBRARY.impl(_name, _stage, "CPU")
+    _LIBRARY.impl(_name, _on_device(_stage), "CUDA")
+
+
+def _same_device(*arguments: object) -> None:
+    """Fake kernels also run where one of several tensors is on the meta device: refuse, lest the result be no data."""
+    devices = {x.device for x in arguments if isinstance(x, Tensor)}
+    if len(devices) > 1:
+        raise ValueError(f"tensors are on {', '.join(sorted(map(str, devices)))}, not on one device")
 
 
 @torch.library.register_fake("hubkv::refine", lib=_LIBRARY)
-def _(scores: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+def _(scores: Tensor, *others: object) -> tuple[Tensor, Tensor]:
+    _same_device(scores, *others)
     return torch.empty_like(scores), scores.new_empty((1,), dtype=torch.int64)
 
 
@@ -73,19 +97,21 @@ def _(refined: Tensor, num_groups: int, rows_per_group: int) -> tuple[Tensor, Te
 
 @torch.library.register_fake("hubkv::compact", lib=_LIBRARY)
 def _(k: Sequence[Tensor], v: Sequence[Tensor], positions: Tensor, head_offsets: Tensor) -> tuple[Tensor, Tensor]:
+    _same_device(*k, *v, positions, head_offsets)
     shape = (positions.shape[0], k[0].shape[2])
     return k[0].new_empty(shape), v[0].new_empty(shape)
 
 
 @torch.library.register_fake("hubkv::compact_into", lib=_LIBRARY)
-def _(*_: object) -> None:
-    return None
+def _(k: Sequence[Tensor], v: Sequence[Tensor], *others: Tensor) -> None:
+    _same_device(*k, *v, *others)
 
 
 @torch.library.register_fake("hubkv::plan", lib=_LIBRARY)
 def _(
     arena: Tensor, segments: Tensor, num_layers: int, num_kv_heads: int, capacity: int, min_rows_per_item: int
 ) -> tuple[Tensor, Tensor]:
+    _same_device(arena, segments)
     return (
         segments.new_empty((num_layers, capacity, 4), dtype=torch.int32),
         segments.new_empty((num_layers,), dtype=torch.int32),
@@ -93,13 +119,14 @@ def _(
 
 
 @torch.library.register_fake("hubkv::attend", lib=_LIBRARY)
-def _(q: Tensor, *_: object) -> Tensor:
+def _(q: Tensor, *tables: object) -> Tensor:
+    _same_device(q, *tables)
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
 @torch.library.register_fake("hubkv::append", lib=_LIBRARY)
-def _(*_: object) -> None:
-    return None
+def _(*tensors: object) -> None:
+    _same_device(*tensors)
 
 
 _ops = torch.ops.hubkv

@@ -1,21 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operators do: check tensors against each other, fill the parameter structs, call libhubkv.
-
-Host and CUDA tensors take the same way; a CUDA tensor adds its stream. Sizes and parameters are the library's to
-refuse, each with its name; checked here is what only a tensor knows.
-"""
+"""plan, attend and append as operators, in the way of ``_stages_prefill.py``."""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import _abi
-from ._library import fail, library
+from ._library import call, fail, library, workspace_bytes
 from ._tensors import (
     BoundedCache,
     address,
@@ -26,130 +20,10 @@ from ._tensors import (
     dtype_code,
     int32,
     place,
-    row_strides,
     shape_text,
     token_stride,
     workspace,
 )
-
-
-def _run(name: str, *arguments: Any) -> None:
-    status = getattr(library(), name)(*arguments)
-    if status:
-        fail(status)
-
-
-def _workspace_bytes(name: str, device: int, params: ctypes.Structure) -> int:
-    size = ctypes.c_int64()
-    _run(name, device, params, size)
-    return size.value
-
-
-def refine(
-    scores: Tensor,
-    alpha: Tensor,
-    window: Tensor,
-    nms_kernel: int,
-    penalty_factor: float,
-    head_weight_temperature: float,
-    min_head_weight: float,
-    max_head_weight: float,
-    sink_tokens: int,
-) -> tuple[Tensor, Tensor]:
-    check_dims(scores, "scores", "L Hkv T")
-    check(scores, "scores", torch.float32, (None, None, None), scores.device)
-    check(alpha, "alpha", torch.float32, (1,), scores.device)
-    check(window, "window", torch.int32, (1,), scores.device)
-    params = _abi.RefineParams(
-        *scores.shape,
-        int32(nms_kernel, "nms_kernel"),
-        penalty_factor,
-        head_weight_temperature,
-        min_head_weight,
-        max_head_weight,
-        int32(sink_tokens, "sink_tokens"),
-    )
-    device, stream = place(scores)
-    scratch = workspace(scores, _workspace_bytes("hubkv_refine_workspace", device, params))
-    refined = torch.empty_like(scores)
-    non_finite = torch.empty(1, dtype=torch.int64, device=scores.device)
-    _run(
-        "hubkv_refine",
-        device,
-        stream,
-        params,
-        address(scores),
-        address(alpha),
-        address(window),
-        address(refined),
-        address(non_finite),
-        address(scratch),
-        scratch.numel(),
-    )
-    return refined, non_finite
-
-
-def select(refined: Tensor, num_groups: int, rows_per_group: int) -> tuple[Tensor, Tensor]:
-    check_dims(refined, "refined", "L Hkv T")
-    check(refined, "refined", torch.float32, (None, None, None), refined.device)
-    num_layers, num_kv_heads, num_tokens = refined.shape
-    heads = num_layers * num_kv_heads
-    if num_groups < 1 or heads % num_groups != 0:
-        raise ValueError(f"num_groups: {num_groups} does not divide L * Hkv = {heads}")
-    params = _abi.SelectParams(num_groups, heads // num_groups, num_tokens, rows_per_group)
-    device, stream = place(refined)
-    scratch = workspace(refined, _workspace_bytes("hubkv_select_workspace", device, params))
-    positions = torch.empty(num_groups * rows_per_group, dtype=torch.int32, device=refined.device)
-    head_offsets = torch.empty(heads + 1, dtype=torch.int64, device=refined.device)
-    _run(
-        "hubkv_select",
-        device,
-        stream,
-        params,
-        address(refined),
-        address(positions),
-        address(head_offsets),
-        address(scratch),
-        scratch.numel(),
-    )
-    return positions, head_offsets
-
-
-def compact(k: Sequence[Tensor], v: Sequence[Tensor], positions: Tensor, head_offsets: Tensor) -> tuple[Tensor, Tensor]:
-    if not k:
-        raise ValueError("k: it has no layers")
-    check_dims(k[0], "k[0]", "Hkv T D")
-    k_rows, v_rows = (k[0].new_empty((positions.numel(), k[0].shape[2])) for _ in "kv")
-    compact_into(k, v, positions, head_offsets, k_rows, v_rows)
-    return k_rows, v_rows
-
-
-def compact_into(
-    k: Sequence[Tensor], v: Sequence[Tensor], positions: Tensor, head_offsets: Tensor, k_rows: Tensor, v_rows: Tensor
-) -> None:
-    if not k or len(k) != len(v):
-        raise ValueError(f"k, v: {len(k)} and {len(v)} layers are not the same number >= 1")
-    check_dims(k[0], "k[0]", "Hkv T D")
-    num_kv_heads, num_tokens, head_dim = k[0].shape
-    strides = (*row_strides(k, "k", k[0]), *row_strides(v, "v", k[0]))
-    num_rows = positions.numel()
-    check(positions, "positions", torch.int32, (None,), k[0].device)
-    check(head_offsets, "head_offsets", torch.int64, (len(k) * num_kv_heads + 1,), k[0].device)
-    check(k_rows, "k_rows", k[0].dtype, (num_rows, head_dim), k[0].device)
-    check(v_rows, "v_rows", k[0].dtype, (num_rows, head_dim), k[0].device)
-    params = _abi.CompactParams(len(k), num_kv_heads, num_tokens, head_dim, num_rows, dtype_code(k[0], "k"), *strides)
-    pointers = ctypes.c_void_p * len(k)
-    _run(
-        "hubkv_compact",
-        *place(k[0]),
-        params,
-        pointers(*map(address, k)),
-        pointers(*map(address, v)),
-        address(positions),
-        address(head_offsets),
-        address(k_rows),
-        address(v_rows),
-    )
 
 
 def plan(
@@ -157,11 +31,13 @@ def plan(
 ) -> tuple[Tensor, Tensor]:
     check(arena, "arena", torch.uint8, (None,), arena.device)
     check(segments, "segments", torch.int64, (None, 4), arena.device)
+    int32(num_layers, "num_layers")
+    int32(capacity, "capacity")
     # A plan counts rows. How large a row is would only bound a wrong table, and attend bounds it again.
     params = _abi.CacheParams(segments.shape[0], num_layers, num_kv_heads, 8, _abi.FLOAT16, 1, 0, 0, capacity)
     work = torch.empty((max(num_layers, 0), max(capacity, 0), 4), dtype=torch.int32, device=arena.device)
     work_count = torch.empty(max(num_layers, 0), dtype=torch.int32, device=arena.device)
-    _run(
+    call(
         "hubkv_plan",
         *place(arena),
         params,
@@ -176,7 +52,7 @@ def plan(
 
 class _AttendCall(NamedTuple):
     params: _abi.AttendParams
-    workspace_bytes: int
+    num_bytes: int
 
 
 _attend_calls = BoundedCache()
@@ -211,11 +87,11 @@ def attend(
         *[f for x in tables for f in (x.shape, x.dtype, x.device, x.is_contiguous())],
         new_lengths is not None and (new_lengths.shape, new_lengths.dtype, new_lengths.device, new_lengths.stride()),
     )
-    params, workspace_bytes = _attend_calls.get_or(
+    params, num_bytes = _attend_calls.get_or(
         key,
         lambda: _attend_call(q, k_new, v_new, *tables, new_lengths, layer, num_layers, page_tokens, page_base, scale),
     )
-    scratch = workspace(q, workspace_bytes)
+    scratch = workspace(q, num_bytes)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     status = library().hubkv_attend(
         *place(q),
@@ -295,7 +171,7 @@ def _attend_call(
         token_stride(k_new, "k_new"),
         token_stride(v_new, "v_new"),
     )
-    return _AttendCall(params, _workspace_bytes("hubkv_attend_workspace", place(q)[0], params))
+    return _AttendCall(params, workspace_bytes("hubkv_attend_workspace", place(q)[0], params))
 
 
 def _cache_params(
@@ -359,7 +235,7 @@ def append(
         page_base,
         batch * num_kv_heads,
     )
-    _run(
+    call(
         "hubkv_append",
         *place(k_new),
         params,
