@@ -45,7 +45,9 @@ class RaggedCache:
             *self.plan(capacity, min_rows_per_item), layer, self.num_layers, self.page_tokens, self.page_base, scale,
         )
 
-    def attend(self, q, k_new, v_new, *, layer=0, new_lengths=None, scale=0.0, capacity=None, rows_per_item=64) -> Tensor:
+    def attend(
+        self, q, k_new, v_new, *, layer=0, new_lengths=None, scale=0.0, capacity=None, rows_per_item=64
+    ) -> Tensor:
         return ops.attend(*self._arguments(q, k_new, v_new, layer, new_lengths, scale, capacity, rows_per_item))
 
     def oracle(self, q, k_new, v_new, *, layer=0, new_lengths=None, scale=0.0) -> np.ndarray:
@@ -130,13 +132,15 @@ def random_cache(
         generator = torch.Generator().manual_seed(seed)
         k, v = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
         reference.append(
-            as_numpy(k), as_numpy(v), arena, block_table, np.zeros(len(sequences), np.int32), tails.numpy(), page_tokens,
-            page_base,
+            as_numpy(k), as_numpy(v), arena, block_table, np.zeros(len(sequences), np.int32), tails.numpy(),
+            page_tokens, page_base,
         )
     return replace(cache, tail_lengths=tails)
 
 
-def new_rows(cache: RaggedCache, num_new: int, group: int, seed: int = 1, layers: int | None = None) -> tuple[Tensor, ...]:
+def new_rows(
+    cache: RaggedCache, num_new: int, group: int, seed: int = 1, layers: int | None = None
+) -> tuple[Tensor, ...]:
     """q [B, Tq, Hq, D], k and v [B, Tq, Hkv, D]; with a leading axis where layers is given."""
     generator = torch.Generator().manual_seed(seed)
     lead = () if layers is None else (layers,)

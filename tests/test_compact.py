@@ -32,7 +32,8 @@ def bits(x: Tensor | np.ndarray) -> np.ndarray:
 
 def check(k: list[Tensor], v: list[Tensor], positions: Tensor, head_offsets: Tensor) -> None:
     got = ops.compact(k, v, positions, head_offsets)
-    want = reference.compact([as_numpy(x) for x in k], [as_numpy(x) for x in v], positions.numpy(), head_offsets.numpy())
+    layers = [[as_numpy(x) for x in rows] for rows in (k, v)]
+    want = reference.compact(*layers, positions.numpy(), head_offsets.numpy())
     for rows, expected in zip(got, want, strict=True):
         assert rows.shape == (len(positions), k[0].shape[2])
         assert rows.dtype == k[0].dtype
@@ -100,8 +101,8 @@ def test_into_an_arena() -> None:
 
 
 def test_positions_outside_give_zero_rows() -> None:
-    k, v = ([random_rows(torch.float32, 1, 5, 8, seed=j)] for j in range(2))
-    positions = torch.tensor([-1, 0, 5, 4, 2**31 - 1, -(2**31)], dtype=torch.int32)
+    k, v = ([random_rows(torch.float32, 1, 7, 8, seed=j)] for j in range(2))
+    positions = torch.tensor([-1, 0, 7, 6, 2**31 - 1, -(2**31)], dtype=torch.int32)
     offsets = torch.tensor([0, 6])
     check(k, v, positions, offsets)
     k_rows, _ = ops.compact(k, v, positions, offsets)
