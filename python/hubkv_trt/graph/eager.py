@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a model's graph at once with torch, on the CPU or a CUDA device: the embedded default, and the oracle of other backends.
+"""Runs a model's graph at once with torch, on the CPU or a CUDA device: the embedded default, and the oracle of others.
 
-Few torch calls per layer (a decode step is mostly call overhead on small models), no T x T memory, no copy of K or V beyond
-the rows that are kept.
+Few torch calls per layer (a decode step of a small model is mostly call overhead), no T x T memory, no copy of K or V
+beyond the rows that are kept.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class EagerOps:
     Args:
         weights: by the names of ``models/checkpoint.py`` (and ``models/gate.py``), in ``dtype``, on one device.
         dtype: of activations and cache rows.
-        rows_into: k_rows and v_rows [K, D] that ``compact`` fills from the top, for example views of the cache arena; None
-            makes new tensors. Set anew for every prefill.
+        rows_into: k_rows and v_rows [K, D] that ``compact`` fills from the top, for example views of the cache arena;
+            None makes new tensors. Set anew for every prefill.
 
     Attributes:
-        seconds: wall time by stage (``scorer``, ``refine``, ``select``, ``compact``, ``attend``) since it was last cleared; on
-            CUDA the time to enqueue.
+        seconds: wall time by stage (``scorer``, ``refine``, ``select``, ``compact``, ``attend``) since it was last
+            cleared; on CUDA the time to enqueue.
     """
 
     def __init__(

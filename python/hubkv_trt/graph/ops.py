@@ -4,8 +4,8 @@
 ``eager.EagerOps`` runs each call with torch at once; ``tensorrt.TensorRTOps`` adds it to a network. A model never looks
 inside a tensor: shapes that are known are passed as Python ints, token counts stay dynamic.
 
-Layout: activations are token-major without a batch axis. N is the number of tokens that go through a layer together: T at
-prefill, B*Tq at extend.
+Layout: activations are token-major without a batch axis. N is the number of tokens that go through a layer together:
+T at prefill, B*Tq at extend.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Ops(Protocol[X]):
         ...
 
     def linear_split(self, x: X, sizes: Sequence[int], weight: X, bias: X | None = None) -> list[X]:
-        """[N, In], [sum(sizes), In], [sum(sizes)] -> one [N, size] for each size. Each part may be freed by itself."""
+        """[N, In], [sum(sizes), In], [sum(sizes)] -> [N, size] of each, freed one by one."""
         ...
 
     def gated_mlp(self, x: X, size: int, gate_up: X, down: X, gate_up_bias: X | None = None,
@@ -185,8 +185,8 @@ class Ops(Protocol[X]):
 
     # -- attention
     def rope_tables(self, positions: X, inv_freq: np.ndarray, attention_factor: float) -> Any:
-        """What ``rotary_embedding`` reads: cos and sin, times the attention factor, in the engine's dtype, of the angles
-        positions int32 [N] times inv_freq float32 [D/2] (float32 product). Models pass it on and look no further."""
+        """What ``rotary_embedding`` reads: cos and sin, times the attention factor, in the engine's dtype, of angles
+        positions int32 [N] times inv_freq float32 [D/2] (a float32 product). Models only pass it on."""
         ...
 
     def rotary_embedding(self, x: X, tables: Any) -> X:
@@ -207,7 +207,7 @@ class Ops(Protocol[X]):
 
     # -- HubKV
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """What runs inside belongs to the stage of that name (``scorer``, ``refine``, ...): timed, or named in a network."""
+        """What runs inside belongs to the stage of that name (``scorer``, ...): timed, or named in a network."""
         ...
 
     def refine(self, scores: X, alpha: X, window: X, hubkv: HubKVConfig) -> X:

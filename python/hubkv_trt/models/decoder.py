@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decoder, written once: Llama, Qwen2 and Qwen3 differ in what their ``ModelConfig`` says.
 
-Dense forward, prefill with compression and extension over a compacted cache are three ways to fill in the attention of one
-layer loop. Nothing here looks inside a tensor: ``ops`` runs the graph (eager) or writes it down (TensorRT).
+Dense forward, prefill with compression and extension over a compacted cache are three ways to fill in the attention of
+one layer loop. Nothing here looks inside a tensor: ``ops`` runs the graph (eager) or writes it down (TensorRT).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ X = TypeVar("X")
 Attention = Callable[[int, X, X, X, X], X]
 """(layer, q [M, Hq, D], k [N, Hkv, D], v [N, Hkv, D], hidden [N, E]) -> [M, Hq, D].
 
-q and k are rotated; hidden is the attention's input (after ``input_norm``), which scorers read. M is N, but 1 in the last
-layer of a ``last_only`` forward: q is then that of the last token.
+q and k are rotated; hidden is the attention's input (after ``input_norm``), which scorers read. M is N, but 1 in the
+last layer of a ``last_only`` forward: q is then that of the last token.
 """
 
 
@@ -110,8 +110,8 @@ class Decoder:
     def prefill(self, ops: Ops[X], inputs: PrefillInputs[X]) -> PrefillOutputs[X]:
         """Dense causal attention over one prompt, of whose KV pairs only the selected rows leave the graph.
 
-        In ``model`` scope all layers compete, so dense K and V of the whole prompt live until the last layer; in ``layer``
-        and ``head`` scope, and without compression, each layer's are released at its end.
+        In ``model`` scope all layers compete, so dense K and V of the whole prompt live until the last layer; in
+        ``layer`` and ``head`` scope, and without compression, each layer's are released at its end.
 
         Raises:
             ValueError: (eager) scores that are not finite.
@@ -150,7 +150,8 @@ class Decoder:
         if self.hubkv is None:
             positions, offsets = ops.select_all(inputs.positions, len(layers) * heads)
         else:
-            assert inputs.alpha is not None and inputs.window is not None
+            assert inputs.alpha is not None
+            assert inputs.window is not None
             scores = ops.stack([s for _, _, s in layers if s is not None])
             refined = ops.refine(scores, inputs.alpha, inputs.window, self.hubkv)
             groups = heads if self.hubkv.scope is Scope.HEAD else 1

@@ -134,16 +134,17 @@ def read_rope(data: dict[str, Any], max_position_embeddings: int) -> RopeConfig:
         rope["factor"] = max_position_embeddings / rope["original_max_position_embeddings"]
     if kind in ("llama3", "yarn") and data.get("original_max_position_embeddings"):
         rope["original_max_position_embeddings"] = data["original_max_position_embeddings"]
-    for key in rope:
-        refuse(key not in ROPE_PARAMETERS[kind] and kind != "default", f"{name}.{key}", rope[key],
-               f"rope_type {kind} has no such parameter here")  # fmt: skip
+    for key, value in rope.items():
+        stray = kind != "default" and key not in ROPE_PARAMETERS[kind]
+        refuse(stray, f"{name}.{key}", value, f"rope_type {kind} has no such parameter here")
     for key in _REQUIRED.get(kind, ()):
         if key not in rope:
             raise ValueError(f"config.json {name}.{key}: missing, rope_type {kind} needs it")
     kept = {key: rope[key] for key in ROPE_PARAMETERS[kind] if key in rope}
     if "original_max_position_embeddings" in ROPE_PARAMETERS[kind]:
         kept.setdefault("original_max_position_embeddings", max_position_embeddings)
-    if kind == "llama3" and kept["low_freq_factor"] >= kept["high_freq_factor"]:
-        raise ValueError(f"config.json {name}.low_freq_factor: {kept['low_freq_factor']} is not below high_freq_factor = "
-                         f"{kept['high_freq_factor']}")  # fmt: skip
-    return RopeConfig.from_dict({"theta": 10000.0 if theta is None else theta, "type": kind, **kept})
+    config = RopeConfig.from_dict({"theta": 10000.0 if theta is None else theta, "type": kind, **kept})
+    low, high = config.low_freq_factor, config.high_freq_factor
+    if low is not None and high is not None and low >= high:
+        raise ValueError(f"config.json {name}.low_freq_factor: {low} is not below high_freq_factor = {high}")
+    return config

@@ -14,8 +14,8 @@ def rope_frequencies(rope: RopeConfig, head_dim: int, max_position_embeddings: i
     """Frequencies of the D/2 rotated pairs, and the factor on cos and sin.
 
     ``default`` is arXiv 2104.09864 (theta^(-2i/D)); ``linear`` divides it by ``factor``; ``llama3`` divides only long
-    wavelengths, with a smooth passage (Llama 3.1); ``yarn`` is arXiv 2309.00071, "NTK by parts", with its temperature as a
-    factor on cos and sin. All as Hugging Face's ``config.json`` means them.
+    wavelengths, with a smooth passage (Llama 3.1); ``yarn`` is arXiv 2309.00071, "NTK by parts", with its temperature
+    as a factor on cos and sin. All as Hugging Face's ``config.json`` means them.
 
     Args:
         rope: type and parameters.
@@ -38,7 +38,8 @@ def rope_frequencies(rope: RopeConfig, head_dim: int, max_position_embeddings: i
 
 def _llama3(rope: RopeConfig, inv_freq: np.ndarray, original: int) -> np.ndarray:
     low, high = rope.low_freq_factor, rope.high_freq_factor
-    assert low is not None and high is not None  # RopeConfig of a checkpoint has them
+    assert low is not None  # the reader of config.json insists on both
+    assert high is not None
     turns = original * inv_freq / (2 * math.pi)  # rotations over the original context
     smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return (1.0 - smooth) * inv_freq / rope.factor + smooth * inv_freq

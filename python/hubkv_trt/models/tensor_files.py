@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -50,7 +48,7 @@ class SafetensorsFiles:
     """A directory with ``model.safetensors``, or with an index and shards.
 
     Raises:
-        ValueError: no such files, a shard is missing, truncated or corrupt, or index and shards disagree; names the file.
+        ValueError: a file is missing, truncated or corrupt, or index and shards disagree; names the file.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -98,78 +96,3 @@ class SafetensorsFiles:
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{path}: tensor {name} is not readable: {error}") from error
         return tensor
-
-
-_GGUF_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
-
-class GGUFFile:
-    """A GGUF file of architecture llama, qwen2 or qwen3, its quantized tensors expanded to float32 when read.
-
-    Names and shapes come out as Hugging Face's. GGUF's llama stores the rows of q and k so that RoPE turns neighbouring
-    values; they are put back in the order for rotation by halves.
-
-    Raises:
-        ValueError: missing, truncated or corrupt; names the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        from gguf import GGUFReader
-
-        self.path = path
-        if not path.is_file():
-            raise ValueError(f"{path}: there is no such file")
-        try:
-            self._reader = GGUFReader(str(path))
-            self.metadata = {key: f.contents() for key, f in self._reader.fields.items() if not _is_vocabulary(key)}
-            self.vocabulary_size = len(getattr(self._reader.fields.get("tokenizer.ggml.tokens"), "data", ()))
-            self._tensors = {_hugging_face_name(t.name): t for t in self._reader.tensors}
-        except (ValueError, IndexError, KeyError, OverflowError, OSError, AttributeError) as error:
-            raise ValueError(f"{path}: corrupt or truncated: {error}") from error
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(int(n) for n in reversed(t.shape)) for name, t in self._tensors.items()}
-
-    def read(self, name: str) -> Tensor:
-        from gguf import dequantize
-
-        tensor = self._tensors[name]
-        try:
-            values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
-        except (ValueError, NotImplementedError) as error:
-            kind = getattr(tensor.tensor_type, "name", tensor.tensor_type)
-            raise ValueError(f"{self.path}: tensor {tensor.name} of type {kind} is not readable: {error}") from error
-        if self.metadata["general.architecture"] == "llama" and re.search(r"self_attn\.[qk]_proj", name):
-            key = "llama.attention.head_count" + ("_kv" if "k_proj" in name else "")
-            heads = self.metadata.get(key, self.metadata["llama.attention.head_count"])
-            values = values.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-        return values
-
-
-def _is_vocabulary(key: str) -> bool:
-    return key.startswith("tokenizer.ggml.") and not key.endswith(("_id", "model", "pre"))
-
-
-def _hugging_face_name(name: str) -> str:
-    """``blk.3.attn_q.weight`` -> ``model.layers.3.self_attn.q_proj.weight``; unknown names stay as they are."""
-    stem, _, kind = name.rpartition(".")
-    layer = ""
-    if match := re.fullmatch(r"blk\.(\d+)\.(.+)", stem):
-        layer, stem = f"model.layers.{match[1]}.", match[2]
-    known = _GGUF_NAMES.get(stem)
-    return f"{layer}{known}.{kind}" if known else name
