@@ -27,13 +27,13 @@ def gate_scores(ops: Ops[X], layer: int, hidden: X, config: ModelConfig) -> X:
 
         score = mean over g of 1 / (1 + sum over s of exp(q_g . k_base_s / 4 - (q_g . k / 4 + b_g)))
 
-    that is the share of attention which the key wins against the sinks (arXiv 2601.17668, section 3). The projections run in
-    the engine's dtype, everything after them in float32: 16-bit scores would saturate at 1 and tie.
+    that is the share of attention which the key wins against the sinks (arXiv 2601.17668, section 3). The projections
+    run in the engine's dtype, everything after them in float32: 16-bit scores would saturate at 1 and tie.
 
     Args:
-        ops: the backend; reads the weights ``gate.{layer}.*`` of ``scorers.fastkvzip.engine_weights``: ``qk_proj.weight``
-            [Hkv*G*C + Hkv*C, E] and ``qk_proj.bias`` (queries first, then keys), ``q_norm.weight`` and ``k_norm.weight``
-            [C], ``k_base`` [Hkv, 1, S, C], ``b`` [Hkv, G, 1, 1].
+        ops: the backend; reads the weights ``gate.{layer}.*`` of ``scorers.fastkvzip.engine_weights``:
+            ``qk_proj.weight`` [Hkv*G*C + Hkv*C, E] and ``qk_proj.bias`` (queries first, then keys), ``q_norm.weight``
+            and ``k_norm.weight`` [C], ``k_base`` [Hkv, 1, S, C], ``b`` [Hkv, G, 1, 1].
         layer: index of the layer.
         hidden: [N, E], the attention input (after ``input_layernorm``), in the engine's dtype.
         config: gives Hkv and G.

@@ -152,12 +152,12 @@ def save_gate(gate: Gate, path: str | os.PathLike[str], dtype: DType | None = No
 def engine_weights(gate: Gate, dtype: DType) -> dict[str, torch.Tensor]:
     """The gate as ``models.gate.gate_scores`` reads it.
 
-    Query and key projections are stacked (one matrix product per layer) and in the engine's dtype; the rest, which enters
-    the exponential, is float32.
+    Query and key projections are stacked (one matrix product per layer) and in the engine's dtype; the rest, which
+    enters the exponential, is float32.
 
     Returns:
-        ``gate.{layer}.qk_proj.weight`` [Hkv*G*C + Hkv*C, E], ``.qk_proj.bias``, ``.q_norm.weight`` [C], ``.k_norm.weight``
-        [C], ``.k_base`` [Hkv, 1, S, C], ``.b`` [Hkv, G, 1, 1].
+        ``gate.{layer}.qk_proj.weight`` [Hkv*G*C + Hkv*C, E], ``.qk_proj.bias``, ``.q_norm.weight`` [C],
+        ``.k_norm.weight`` [C], ``.k_base`` [Hkv, 1, S, C], ``.b`` [Hkv, G, 1, 1].
     """
     weights: dict[str, torch.Tensor] = {}
     for i in range(gate.num_layers):
@@ -174,7 +174,9 @@ def engine_weights(gate: Gate, dtype: DType) -> dict[str, torch.Tensor]:
 
 def torch_dtype(dtype: DType) -> torch.dtype:
     """torch's name of the dtype."""
-    return {DType.FLOAT32: torch.float32, DType.FLOAT16: torch.float16, DType.BFLOAT16: torch.bfloat16}[DType(dtype)]
+    result = getattr(torch, DType(dtype).value)
+    assert isinstance(result, torch.dtype)
+    return result
 
 
 # ---- gates that come with the package --------------------------------------------------------------------------------
@@ -197,9 +199,9 @@ def no_gate_message(model_name: str) -> str:
     """What to do for a model without a gate: the text of the error."""
     known = ", ".join(sorted(p.stem for p in GATES_DIR.glob("*.safetensors"))) or "none"
     return (
-        f"gate: no gate comes with the package for model {gate_name(model_name)!r} (it has: {known}). Give one with --gate "
-        f"FILE: published gates (.pt) are at {PUBLISHED}, or train one on texts of your own: python "
-        f"build_scripts/train_gate.py --model {model_name} --output gate.safetensors TEXT ... (docs/gates.md)"
+        f"gate: no gate comes with the package for model {gate_name(model_name)!r} (it has: {known}). Give one with "
+        f"--gate FILE: published gates (.pt) are at {PUBLISHED}, or train one on texts of your own: "
+        f"python build_scripts/train_gate.py --model {model_name} --output gate.safetensors TEXT ... (docs/gates.md)"
     )
 
 
@@ -222,8 +224,8 @@ def _load_safetensors(path: Path) -> Gate:
 
 
 def _numpy_globals() -> list[tuple[object, str]]:
-    """The published files hold their loss curves as NumPy arrays: data that cannot run code. NumPy 1 and 2 name them apart."""
-    core = getattr(np, "_core", None) or np.core  # type: ignore[attr-defined]
+    """Published files hold loss curves as NumPy arrays, data that cannot run code; NumPy 1 and 2 name them apart."""
+    core = getattr(np, "_core", None) or np.core
     parts: list[tuple[object, str]] = [(np.ndarray, "numpy.ndarray"), (np.dtype, "numpy.dtype")]
     for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
         parts += [(getattr(core.multiarray, f), f"{module}.{f}") for f in ("_reconstruct", "scalar")]
