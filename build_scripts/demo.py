@@ -32,14 +32,16 @@ def demo(arguments: argparse.Namespace) -> int:
     llm = LLM(arguments.engine)
     answers, stats = {}, {}
     for name, r in (("dense", 0.0), ("compacted", arguments.ratio)):
-        print(f"== {name}: prefill of the document at r = {r:g}, then {len(QUESTIONS)} questions in one batch", flush=True)
+        print(
+            f"== {name}: prefill of the document at r = {r:g}, then {len(QUESTIONS)} questions in one batch", flush=True
+        )
         with llm.compress(document, ratio=r, chat=True) as context:
             start = time.perf_counter()
             outputs = llm.generate(list(QUESTIONS), SamplingParams(max_tokens=32), context=context)
             seconds = time.perf_counter() - start
         answers[name], stats[name] = [output.text.strip() for output in outputs], (context.stats, outputs, seconds)
 
-    right = {name: 0 for name in answers}
+    right = dict.fromkeys(answers, 0)
     for i, (question, fact) in enumerate(QUESTIONS.items()):
         print(f"\n{question}")
         for name, texts in answers.items():
@@ -55,22 +57,26 @@ def summary(stats: dict, right: dict[str, int]) -> str:
     """What the two caches held and what each phase took, side by side."""
     columns = []
     for name, (context, outputs, seconds) in stats.items():
-        milliseconds = {part: f"{1e3 * context.seconds[part]:,.1f} ms" if part in context.seconds else "-"
-                        for part in ("scorer", "refine", "select", "compact")}
+        milliseconds = {
+            part: f"{1e3 * context.seconds[part]:,.1f} ms" if part in context.seconds else "-"
+            for part in ("scorer", "refine", "select", "compact")
+        }
         tokens = sum(len(output.token_ids) for output in outputs)
-        columns.append([
-            ("", name),
-            ("right answers", f"{right[name]} of {len(QUESTIONS)}"),
-            ("document tokens", f"{context.prompt_tokens:,}"),
-            ("compression ratio", f"{context.effective_ratio:.3f}"),
-            ("KV rows kept", f"{int(context.rows.sum()):,}"),
-            ("rows per head", f"{context.rows.min():,} .. {context.rows.max():,}"),
-            ("KV cache", f"{context.bytes_kept / MIB:.1f} MiB"),
-            ("prefill", f"{context.seconds['prefill']:.2f} s"),
-            *((f"  {part}", text) for part, text in milliseconds.items()),
-            ("answers", f"{seconds:.2f} s"),
-            ("tokens per second", f"{tokens / seconds:.1f}"),
-        ])
+        columns.append(
+            [
+                ("", name),
+                ("right answers", f"{right[name]} of {len(QUESTIONS)}"),
+                ("document tokens", f"{context.prompt_tokens:,}"),
+                ("compression ratio", f"{context.effective_ratio:.3f}"),
+                ("KV rows kept", f"{int(context.rows.sum()):,}"),
+                ("rows per head", f"{context.rows.min():,} .. {context.rows.max():,}"),
+                ("KV cache", f"{context.bytes_kept / MIB:.1f} MiB"),
+                ("prefill", f"{context.seconds['prefill']:.2f} s"),
+                *((f"  {part}", text) for part, text in milliseconds.items()),
+                ("answers", f"{seconds:.2f} s"),
+                ("tokens per second", f"{tokens / seconds:.1f}"),
+            ]
+        )
     return table([(row[0][0], "".join(f"{value:>18}" for _, value in row)) for row in zip(*columns, strict=True)])
 
 

@@ -13,6 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that reaches for the netw
 
 import pytest
 import torch
+
 from tiny_models import save_tiny_model
 
 DEMO_MAX_INPUT = 4096
@@ -55,10 +56,10 @@ def demo_reference(demo_model_path: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def demo_tokenizer(demo_model_path: Path) -> Any:
-    """The demo model's tokenizer, as transformers reads it from the GGUF file."""
-    from transformers import AutoTokenizer
+    """The demo model's tokenizer, as the package reads it from the GGUF file."""
+    from hubkv_trt.models.checkpoint import load_tokenizer
 
-    return AutoTokenizer.from_pretrained(str(demo_model_path.parent), gguf_file=demo_model_path.name)
+    return load_tokenizer(demo_model_path)
 
 
 @pytest.fixture(scope="session")
@@ -101,7 +102,9 @@ def tiny_gate(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[...
             path = tmp_path_factory.mktemp("gates") / f"{architecture}.safetensors"
             generator = torch.Generator().manual_seed(1)
             shapes = gate_shapes(load_config(tiny_model(architecture)))
-            save_gate(path, Gate({name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}))
+            save_gate(
+                path=path, gate=Gate({name: torch.randn(shape, generator=generator) for name, shape in shapes.items()})
+            )
             made[architecture] = path
         return made[architecture]
 

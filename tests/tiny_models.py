@@ -16,6 +16,9 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+from transformers.utils.logging import disable_progress_bar
+
+disable_progress_bar()
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
@@ -70,7 +73,9 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def save_tiny_model(architecture: str, directory: Path, seed: int = 0, max_shard_size: str = "5GB", **changes: Any) -> Path:
+def save_tiny_model(
+    architecture: str, directory: Path, seed: int = 0, max_shard_size: str = "5GB", **changes: Any
+) -> Path:
     """Writes config, float32 weights and tokenizer of a random model; ``changes`` go to the transformers config."""
     cls, own = CONFIGS[architecture]
     torch.manual_seed(seed)

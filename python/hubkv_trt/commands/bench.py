@@ -33,15 +33,28 @@ COLUMNS = ("tokens", "r", "batch", "prefill s", "scorer %", "stages %", "decode 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``hubkv bench``."""
     parser.add_argument("--engine", type=Path, default=DEFAULT_OUTPUT, metavar="DIR", help="engine directory")
-    parser.add_argument("--lengths", type=int_list, default=[1024, 4096], metavar="T,...",
-                        help="prompt lengths in tokens (default: 1024,4096)")
-    parser.add_argument("--ratios", type=ratio_list, default=[0.0, 0.5, 0.75, 0.9], metavar="r,...",
-                        help="compression ratios (default: 0,0.5,0.75,0.9)")
-    parser.add_argument("--batch-sizes", type=int_list, default=[1], metavar="B,...",
-                        help="sequences that decode together (default: 1)")
+    parser.add_argument(
+        "--lengths",
+        type=int_list,
+        default=[1024, 4096],
+        metavar="T,...",
+        help="prompt lengths in tokens (default: 1024,4096)",
+    )
+    parser.add_argument(
+        "--ratios",
+        type=ratio_list,
+        default=[0.0, 0.5, 0.75, 0.9],
+        metavar="r,...",
+        help="compression ratios (default: 0,0.5,0.75,0.9)",
+    )
+    parser.add_argument(
+        "--batch-sizes", type=int_list, default=[1], metavar="B,...", help="sequences that decode together (default: 1)"
+    )
     parser.add_argument("--tokens", type=int, default=32, metavar="N", help="tokens to generate per prompt, >= 2")
     parser.add_argument("--repeat", type=int, default=2, metavar="N", help="runs of each figure")
-    parser.add_argument("--cache-bytes", type=byte_count, metavar="BYTES", help="memory for the KV cache (default: enough)")
+    parser.add_argument(
+        "--cache-bytes", type=byte_count, metavar="BYTES", help="memory for the KV cache (default: enough)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object per line instead of a table")
 
 
@@ -54,10 +67,18 @@ def command(arguments: argparse.Namespace) -> int:
     require(arguments.repeat >= 1, "--repeat", arguments.repeat, "an integer >= 1")
     llm = LLM(arguments.engine, cache_bytes=arguments.cache_bytes)
     limits = llm.config
-    require(max(arguments.lengths) <= limits.max_input_len, "--lengths", max(arguments.lengths),
-            f"within the engine's max_input_len, {limits.max_input_len}")
-    require(max(arguments.batch_sizes) <= limits.max_batch_size, "--batch-sizes", max(arguments.batch_sizes),
-            f"within the engine's max_batch_size, {limits.max_batch_size}")
+    require(
+        max(arguments.lengths) <= limits.max_input_len,
+        "--lengths",
+        max(arguments.lengths),
+        f"within the engine's max_input_len, {limits.max_input_len}",
+    )
+    require(
+        max(arguments.batch_sizes) <= limits.max_batch_size,
+        "--batch-sizes",
+        max(arguments.batch_sizes),
+        f"within the engine's max_batch_size, {limits.max_batch_size}",
+    )
     if not arguments.json:
         print(f"{limits.model_name}, {limits.dtype.value}, backend {limits.backend.value}, {os.cpu_count()} CPUs")
         print("  ".join(f"{name:>12}" for name in COLUMNS))
@@ -68,7 +89,9 @@ def command(arguments: argparse.Namespace) -> int:
                 row = measure(llm, length, ratio, batch_size, arguments.tokens, arguments.repeat)
                 dense = dense or row["decode tok/s"]
                 row["speed-up"] = row["decode tok/s"] / dense if dense else 0.0
-                print(json.dumps(row) if arguments.json else "  ".join(_cell(row[name]) for name in COLUMNS), flush=True)
+                print(
+                    json.dumps(row) if arguments.json else "  ".join(_cell(row[name]) for name in COLUMNS), flush=True
+                )
     return 0
 
 
@@ -93,7 +116,10 @@ def measure(llm: LLM, length: int, ratio: float, batch_size: int, tokens: int, r
         # Sequences that were prefilled first wait for the others: the last one decodes with the batch from its start.
         step = min(s.seconds_per_token for s in stats)
         row = {
-            "tokens": length, "r": ratio, "batch": batch_size, "prefill s": prefill,
+            "tokens": length,
+            "r": ratio,
+            "batch": batch_size,
+            "prefill s": prefill,
             "scorer %": 100 * parts.get("scorer", 0.0) / prefill,
             "stages %": 100 * sum(parts.get(name, 0.0) for name in ("refine", "select", "compact")) / prefill,
             "decode tok/s": batch_size / step if step else 0.0,

@@ -42,49 +42,105 @@ examples:
 # option, field of HubKVConfig, type, help
 PARAMETERS: tuple[tuple[str, str, type, str], ...] = (
     ("--nms-kernel", "nms_kernel", int, "k, odd: a hub is a score that is the largest among k neighbours; 1: off"),
-    ("--penalty-factor", "penalty_factor", float, "gamma in [0, 1]: scores that are no hub are multiplied by it; 1: off"),
-    ("--head-weight-temperature", "head_weight_temperature", float,
-     "tau: how strongly heads with uneven scores are favoured; 0: off"),
+    (
+        "--penalty-factor",
+        "penalty_factor",
+        float,
+        "gamma in [0, 1]: scores that are no hub are multiplied by it; 1: off",
+    ),
+    (
+        "--head-weight-temperature",
+        "head_weight_temperature",
+        float,
+        "tau: how strongly heads with uneven scores are favoured; 0: off",
+    ),
     ("--min-head-weight", "min_head_weight", float, "the least weight of a head"),
     ("--max-head-weight", "max_head_weight", float, "the largest weight of a head"),
     ("--gate-power", "gate_power", float, "p: the refinement has strength r^p; 0: full strength at every ratio"),
     ("--sink-tokens", "sink_tokens", int, "first tokens of a prompt that are always kept"),
-    ("--window-ratio", "window_ratio", float, "share of a prompt, at its end, that is always kept (below 32000 tokens)"),
+    (
+        "--window-ratio",
+        "window_ratio",
+        float,
+        "share of a prompt, at its end, that is always kept (below 32000 tokens)",
+    ),
     ("--window-tokens", "window_tokens", int, "last tokens that are always kept, for prompts of 32000 tokens and more"),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``hubkv build`` and ``build_scripts/build_engine.py``."""
-    parser.add_argument("--model", default=DEMO, metavar="DIR|FILE.gguf|demo",
-                        help="Hugging Face directory, GGUF file, or the demo model")
+    parser.add_argument(
+        "--model",
+        default=DEMO,
+        metavar="DIR|FILE.gguf|demo",
+        help="Hugging Face directory, GGUF file, or the demo model",
+    )
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, metavar="DIR", help="engine directory to make")
     parser.add_argument("--force", action="store_true", help="replace the engine that is there")
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "float16", "bfloat16"),
-                        help="of weights, activations and cache; auto: float32 for eager, bfloat16 for tensorrt")
-    parser.add_argument("--max-input-len", type=int, metavar="T",
-                        help="tokens of one prompt at most (default: as many as the model has positions)")
-    parser.add_argument("--max-batch-size", type=int, default=DEFAULT_BATCH_SIZE, metavar="B",
-                        help="sequences that decode together at most")
-    parser.add_argument("--backend", default="auto", choices=("auto", "eager", "tensorrt"),
-                        help="auto: tensorrt where a GPU and the library are there, else eager (PyTorch and C++ on the CPU)")
-    parser.add_argument("--cache-budget", type=byte_count, default=DEFAULT_CACHE_BUDGET, metavar="BYTES",
-                        help="memory for the KV cache that the summary reckons with (default: 16GiB)")
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "float32", "float16", "bfloat16"),
+        help="of weights, activations and cache; auto: float32 for eager, bfloat16 for tensorrt",
+    )
+    parser.add_argument(
+        "--max-input-len",
+        type=int,
+        metavar="T",
+        help="tokens of one prompt at most (default: as many as the model has positions)",
+    )
+    parser.add_argument(
+        "--max-batch-size",
+        type=int,
+        default=DEFAULT_BATCH_SIZE,
+        metavar="B",
+        help="sequences that decode together at most",
+    )
+    parser.add_argument(
+        "--backend",
+        default="auto",
+        choices=("auto", "eager", "tensorrt"),
+        help="auto: tensorrt where a GPU and the library are there, else eager (PyTorch and C++ on the CPU)",
+    )
+    parser.add_argument(
+        "--cache-budget",
+        type=byte_count,
+        default=DEFAULT_CACHE_BUDGET,
+        metavar="BYTES",
+        help="memory for the KV cache that the summary reckons with (default: 16GiB)",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bars, no summary")
     group = parser.add_argument_group("HubKV", "without --hubkv the engine is dense, and the options below are refused")
     group.add_argument("--hubkv", action="store_true", help="compress the KV cache of every prompt at prefill")
-    group.add_argument("--ratio", type=ratio, metavar="r",
-                       help=f"fraction of KV pairs removed where a request names none (default: {HubKVConfig.ratio})")
-    group.add_argument("--scope", choices=[scope.value for scope in Scope],
-                       help="which KV pairs compete: of the whole model, of a layer, or of a head (default: model)")
-    group.add_argument("--gate", type=Path, metavar="FILE",
-                       help="FastKVzip gate of the model, .pt or .safetensors (default: the one that comes with the package)")
-    group.add_argument("--preset", choices=PRESETS, metavar="NAME",
-                       help=f"a method of the paper (default: {DEFAULT_PRESET}); one of {', '.join(PRESETS)}")
+    group.add_argument(
+        "--ratio",
+        type=ratio,
+        metavar="r",
+        help=f"fraction of KV pairs removed where a request names none (default: {HubKVConfig.ratio})",
+    )
+    group.add_argument(
+        "--scope",
+        choices=[scope.value for scope in Scope],
+        help="which KV pairs compete: of the whole model, of a layer, or of a head (default: model)",
+    )
+    group.add_argument(
+        "--gate",
+        type=Path,
+        metavar="FILE",
+        help="FastKVzip gate of the model, .pt or .safetensors (default: the one that comes with the package)",
+    )
+    group.add_argument(
+        "--preset",
+        choices=PRESETS,
+        metavar="NAME",
+        help=f"a method of the paper (default: {DEFAULT_PRESET}); one of {', '.join(PRESETS)}",
+    )
     fine = parser.add_argument_group("parameters", "each one overrides the preset's value")
     for option, name, kind, text in PARAMETERS:
-        fine.add_argument(option, dest=name, type=kind, metavar="X",
-                          help=f"{text} (default: {getattr(HubKVConfig, name):g})")
+        fine.add_argument(
+            option, dest=name, type=kind, metavar="X", help=f"{text} (default: {getattr(HubKVConfig, name):g})"
+        )
 
 
 def hubkv_config(arguments: argparse.Namespace) -> HubKVConfig | None:
@@ -112,12 +168,26 @@ def command(arguments: argparse.Namespace) -> int:
     """Builds, and prints the summary."""
     show = not arguments.quiet
     report = build_engine(
-        arguments.model, arguments.output, hubkv=hubkv_config(arguments), gate=arguments.gate, dtype=arguments.dtype,
-        max_input_len=arguments.max_input_len, max_batch_size=arguments.max_batch_size, backend=arguments.backend,
-        force=arguments.force, progress=show and sys.stderr.isatty(),
+        arguments.model,
+        arguments.output,
+        hubkv=hubkv_config(arguments),
+        gate=arguments.gate,
+        dtype=arguments.dtype,
+        max_input_len=arguments.max_input_len,
+        max_batch_size=arguments.max_batch_size,
+        backend=arguments.backend,
+        force=arguments.force,
+        progress=show and sys.stderr.isatty(),
     )
     if show:
-        print(summarize(report.path, report.config, cache_bytes=arguments.cache_budget,
-                        backend_reason=report.backend_reason, gate=report.gate))
+        print(
+            summarize(
+                report.path,
+                report.config,
+                cache_bytes=arguments.cache_budget,
+                backend_reason=report.backend_reason,
+                gate=report.gate,
+            )
+        )
         print(f"built in {report.seconds:.1f} s; next: hubkv generate --engine {report.path} --prompt '...'")
     return 0

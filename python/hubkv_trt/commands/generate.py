@@ -34,24 +34,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", type=Path, default=DEFAULT_OUTPUT, metavar="DIR", help="engine directory")
     what = parser.add_argument_group("prompts")
     what.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="a prompt; may be repeated")
-    what.add_argument("--prompt-file", action="append", default=[], metavar="FILE",
-                      help="a file that is one prompt, - for standard input; may be repeated")
+    what.add_argument(
+        "--prompt-file",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a file that is one prompt, - for standard input; may be repeated",
+    )
     what.add_argument("--document", metavar="FILE", help="a text that questions are about, - for standard input")
-    what.add_argument("--question", action="append", default=[], metavar="TEXT",
-                      help="a question about the document; may be repeated")
-    what.add_argument("--chat", action=argparse.BooleanOptionalAction, default=None,
-                      help="put prompts into the model's chat format (default: if the model has one)")
+    what.add_argument(
+        "--question", action="append", default=[], metavar="TEXT", help="a question about the document; may be repeated"
+    )
+    what.add_argument(
+        "--chat",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="put prompts into the model's chat format (default: if the model has one)",
+    )
     how = parser.add_argument_group("generation")
-    how.add_argument("--ratio", type=ratio, metavar="r",
-                     help="fraction of KV pairs of the prompt removed, 0 for none (default: the engine's)")
+    how.add_argument(
+        "--ratio",
+        type=ratio,
+        metavar="r",
+        help="fraction of KV pairs of the prompt removed, 0 for none (default: the engine's)",
+    )
     how.add_argument("--max-tokens", type=int, default=256, metavar="N", help="tokens to generate at most")
     how.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0: always the most likely token")
     how.add_argument("--top-k", type=int, default=0, metavar="N", help="draw from the N most likely tokens; 0: all")
-    how.add_argument("--top-p", type=float, default=1.0, metavar="X", help="draw from the most likely tokens of that mass")
+    how.add_argument(
+        "--top-p", type=float, default=1.0, metavar="X", help="draw from the most likely tokens of that mass"
+    )
     how.add_argument("--seed", type=int, metavar="N", help="makes draws repeatable")
     how.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end there; may be repeated")
-    how.add_argument("--cache-bytes", type=byte_count, metavar="BYTES",
-                     help="memory for the KV cache, such as 2GiB (default: for as many prompts as the engine's limits name)")
+    how.add_argument(
+        "--cache-bytes",
+        type=byte_count,
+        metavar="BYTES",
+        help="memory for the KV cache, such as 2GiB (default: for as many prompts as the engine's limits name)",
+    )
     show = parser.add_argument_group("output")
     show.add_argument("--stream", action="store_true", help="print text as it appears (one prompt or question)")
     show.add_argument("--stats", action="store_true", help="report rows kept, bytes and seconds on stderr")
@@ -64,8 +84,12 @@ def command(arguments: argparse.Namespace) -> int:
     from ..runtime.llm import LLM, SamplingParams
 
     params = SamplingParams(
-        max_tokens=arguments.max_tokens, temperature=arguments.temperature, top_k=arguments.top_k, top_p=arguments.top_p,
-        seed=arguments.seed, stop=tuple(arguments.stop),
+        max_tokens=arguments.max_tokens,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        seed=arguments.seed,
+        stop=tuple(arguments.stop),
     )
     document = None if arguments.document is None else _read(arguments.document, "document")
     llm = LLM(arguments.engine, cache_bytes=arguments.cache_bytes)
@@ -129,8 +153,16 @@ def _stream(llm: LLM, prompt: str, params: Any, how: dict[str, Any]) -> list[Req
 def _print(arguments: argparse.Namespace, prompts: list[str], outputs: list[RequestOutput]) -> None:
     for prompt, output in zip(prompts, outputs, strict=True):
         if arguments.json:
-            print(json.dumps({"text": output.text, "token_ids": output.token_ids, "finish_reason": output.finish_reason,
-                              "stats": output.stats.to_dict()}))
+            print(
+                json.dumps(
+                    {
+                        "text": output.text,
+                        "token_ids": output.token_ids,
+                        "finish_reason": output.finish_reason,
+                        "stats": output.stats.to_dict(),
+                    }
+                )
+            )
         elif not arguments.stream:
             if len(prompts) > 1:
                 print(f"== {_first_line(prompt)}")
@@ -149,12 +181,14 @@ def describe(name: str, stats: Any) -> str:
     mib, seconds = 1 << 20, stats.seconds
     lines = []
     if stats.rows is not None and not stats.context_tokens:
-        stages = ", ".join(f"{part} {1e3 * seconds[part]:.1f}" for part in ("scorer", "refine", "select", "compact")
-                           if part in seconds)
+        stages = ", ".join(
+            f"{part} {1e3 * seconds[part]:.1f}" for part in ("scorer", "refine", "select", "compact") if part in seconds
+        )
         lines.append(
             f"[{name}] {stats.prompt_tokens} tokens, r = {stats.ratio:g} (effective {stats.effective_ratio:.3f}): kept "
             f"{int(stats.rows.sum()):,} rows, {stats.rows.min()}..{stats.rows.max()} per head, {stats.bytes_dense / mib:.1f} "
-            f"-> {stats.bytes_kept / mib:.1f} MiB; prefill {seconds.get('prefill', 0.0):.2f} s" + (f" ({stages} ms)" if stages else "")
+            f"-> {stats.bytes_kept / mib:.1f} MiB; prefill {seconds.get('prefill', 0.0):.2f} s"
+            + (f" ({stages} ms)" if stages else "")
         )
     if stats.output_tokens:
         lines.append(

@@ -24,8 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("engine", type=Path, metavar="DIR", help="engine directory")
     parser.add_argument("--verify", action="store_true", help="compare every file with its checksum")
     parser.add_argument("--json", action="store_true", help="print the settings as JSON")
-    parser.add_argument("--cache-budget", type=byte_count, default=DEFAULT_CACHE_BUDGET, metavar="BYTES",
-                        help="memory for the KV cache to reckon with (default: 16GiB)")
+    parser.add_argument(
+        "--cache-budget",
+        type=byte_count,
+        default=DEFAULT_CACHE_BUDGET,
+        metavar="BYTES",
+        help="memory for the KV cache to reckon with (default: 16GiB)",
+    )
 
 
 def command(arguments: argparse.Namespace) -> int:

@@ -124,7 +124,8 @@ def _check_weights(file: Path, config: EngineConfig, weights: Mapping[str, torch
     from ..models.checkpoint import weight_parts
 
     expected = {
-        name: (sum(shape[0] for _, shape in parts), *parts[0][1][1:]) for name, parts in weight_parts(config.model).items()
+        name: (sum(shape[0] for _, shape in parts), *parts[0][1][1:])
+        for name, parts in weight_parts(config.model).items()
     }
     for name in sorted({*expected, *weights}):
         if name not in weights or name not in expected:
@@ -237,11 +238,16 @@ def write_config(directory: Path, config: EngineConfig, progress: Progress | Non
     return config
 
 
-def save_tensors(file: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Writes a safetensors file, readable by everyone whom the umask allows."""
+def save_tensors(file: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str] | None = None) -> None:
+    """Writes a safetensors file, readable by everyone whom the umask allows.
+
+    ``about`` goes to the file's metadata as one JSON text: several entries would be written in a random order, and equal
+    builds give equal files.
+    """
     from safetensors.torch import save_file
 
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(file), dict(metadata or {}))
+    metadata = {"about": json.dumps(about, sort_keys=True)} if about else None
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(file), metadata)
     umask = os.umask(0)
     os.umask(umask)
     file.chmod(0o666 & ~umask)

@@ -13,7 +13,9 @@ GIB = 1 << 30
 DEFAULT_CACHE_BUDGET = 16 * GIB
 
 
-def cache_figures(config: EngineConfig, cache_bytes: int = DEFAULT_CACHE_BUDGET, ratio: float | None = None) -> dict[str, float]:
+def cache_figures(
+    config: EngineConfig, cache_bytes: int = DEFAULT_CACHE_BUDGET, ratio: float | None = None
+) -> dict[str, float]:
     """The cost of a prompt of ``max_input_len`` tokens in the KV cache, as the runtime's ledger counts it.
 
     Args:
@@ -45,7 +47,12 @@ def cache_figures(config: EngineConfig, cache_bytes: int = DEFAULT_CACHE_BUDGET,
 
 
 def summarize(
-    path: Path, config: EngineConfig, *, cache_bytes: int = DEFAULT_CACHE_BUDGET, backend_reason: str = "", gate: str = ""
+    path: Path,
+    config: EngineConfig,
+    *,
+    cache_bytes: int = DEFAULT_CACHE_BUDGET,
+    backend_reason: str = "",
+    gate: str = "",
 ) -> str:
     """The table that ``hubkv build`` and ``hubkv info`` print."""
     model, tokens = config.model, config.max_input_len
@@ -69,13 +76,21 @@ def summarize(
         gain = figures["dense_bytes_per_token"] / figures["kept_bytes_per_token"]
         rows += [
             ("HubKV", f"r = {hub.ratio:g}, {hub.scope.value} scope, {hub.preset}{_changes(hub)}"),
-            ("", f"nms {hub.nms_kernel}, penalty {hub.penalty_factor:g}, temperature {hub.head_weight_temperature:g}, "
-             f"head weight {hub.min_head_weight:g}..{hub.max_head_weight:g}, gate power {hub.gate_power:g}"),
+            (
+                "",
+                f"nms {hub.nms_kernel}, penalty {hub.penalty_factor:g}, temperature {hub.head_weight_temperature:g}, "
+                f"head weight {hub.min_head_weight:g}..{hub.max_head_weight:g}, gate power {hub.gate_power:g}",
+            ),
             *([("gate", gate)] if gate else []),
             ("always kept", f"{figures['protected_tokens']:,} of {tokens:,} tokens (sinks and window)"),
-            ("KV bytes per token", f"{dense:,} dense -> {figures['kept_bytes_per_token']:,.0f} kept ({gain:.2f}x less)"),
-            (f"prompts of {tokens} tokens in {_size(cache_bytes)}",
-             f"{figures['dense_sequences']:,} dense -> {figures['kept_sequences']:,} kept"),
+            (
+                "KV bytes per token",
+                f"{dense:,} dense -> {figures['kept_bytes_per_token']:,.0f} kept ({gain:.2f}x less)",
+            ),
+            (
+                f"prompts of {tokens} tokens in {_size(cache_bytes)}",
+                f"{figures['dense_sequences']:,} dense -> {figures['kept_sequences']:,} kept",
+            ),
         ]
     for name in (*sorted(config.files), ENGINE_FILE):
         if (path / name).is_file():
