@@ -42,13 +42,6 @@ AttendKernels kernelsFor(hubkv_dtype dtype)
     return attendKernelsScalar(dtype);
 }
 
-//! A block's keys and values, 16 KiB each at most, stay in the first-level cache between their uses.
-int32_t blockRowsFor(int64_t rowBytes)
-{
-    int64_t const rows = 16384 / rowBytes / kROW_GRANULE * kROW_GRANULE;
-    return static_cast<int32_t>(std::clamp<int64_t>(rows, kROW_GRANULE, kMAX_BLOCK_ROWS));
-}
-
 class HostAttend
 {
 public:
@@ -69,7 +62,6 @@ public:
         float const scale
             = params.scale != 0.F ? params.scale : 1.F / std::sqrt(static_cast<float>(params.cache.D));
         mScale = scale * kLOG2_E;
-        mBlockRows = blockRowsFor(mCache.rowBytes);
         sortItems();
     }
 
@@ -188,7 +180,7 @@ private:
 
     Tile tileOf(int64_t b, int64_t head, int64_t first, int64_t count) const
     {
-        return Tile{queryRows(b, head), static_cast<int32_t>(first), static_cast<int32_t>(count), mScale, mBlockRows,
+        return Tile{queryRows(b, head), static_cast<int32_t>(first), static_cast<int32_t>(count), mScale,
             Part{nullptr, nullptr, nullptr}, outRows(b, head)};
     }
 
@@ -310,7 +302,6 @@ private:
     float* const mSlots;
     int64_t mItems = 0;
     float mScale = 0.F;
-    int32_t mBlockRows = 0;
 };
 
 } // namespace

@@ -8,7 +8,14 @@
 namespace hubkv
 {
 
-//! logits [NQ, kMAX_BLOCK_ROWS] = q . k + nothing else, for the padded rows of the block. q [NQ, stride].
+//! Rows per block: the keys and values of a block, 16 KiB each at most, stay in the first-level cache between their uses.
+inline int32_t blockRowsFor(int64_t rowBytes)
+{
+    int64_t const rows = 16384 / rowBytes / kROW_GRANULE * kROW_GRANULE;
+    return static_cast<int32_t>(rows < kMAX_BLOCK_ROWS ? rows : kMAX_BLOCK_ROWS);
+}
+
+//! logits [NQ, kMAX_BLOCK_ROWS] = q . k for the padded rows of the block; q [NQ, stride].
 template <typename L, typename T, int NQ>
 void dotRows(RowBlock const& block, float const* q, int64_t stride, int64_t D, float* logits, bool prefetchValues)
 {
@@ -207,12 +214,12 @@ void attendGroup(Tile const& tile, int32_t from, RowBlock const& block, RowBlock
 template <typename L, typename T>
 void attendFewQueries(Tile const& tile, RowStream& rows)
 {
-    int64_t const stride = (tile.q.D + L::kLANES - 1) / L::kLANES * L::kLANES;
+    int64_t const D = tile.q.D;
+    int64_t const stride = (D + L::kLANES - 1) / L::kLANES * L::kLANES;
     alignas(64) float q[L::kFEW_QUERIES * kMAX_HEAD_DIM];
     alignas(64) float values[L::kFEW_QUERIES * kMAX_HEAD_DIM];
     float maximum[L::kFEW_QUERIES];
     float sum[L::kFEW_QUERIES];
-    loadQueries<L, T>(tile, q, stride);
     for (int32_t i = 0; i < tile.count; ++i)
     {
         maximum[i] = kNO_LOGIT;
@@ -220,18 +227,28 @@ void attendFewQueries(Tile const& tile, RowStream& rows)
     }
     for (int64_t i = 0; i < tile.count * stride; ++i)
     {
+        q[i] = 0.F;
         values[i] = 0.F;
+    }
+    for (int32_t i = 0; i < tile.count; ++i)
+    {
+        T const* const from = static_cast<T const*>(tile.q.rows) + tile.q.offset(tile.first + i);
+        for (int64_t d = 0; d < D; ++d)
+        {
+            q[i * stride + d] = toFloat(from[d]) * tile.scale;
+        }
     }
 
     int32_t const groups = (tile.count + L::kDOT_QUERIES - 1) / L::kDOT_QUERIES;
+    int32_t const blockRows = blockRowsFor(D * static_cast<int64_t>(sizeof(T)));
     RowBlock blocks[2];
     int current = 0;
-    bool more = rows.next(blocks[0], tile.blockRows);
+    bool more = rows.next(blocks[0], blockRows);
     while (more)
     {
         RowBlock const& block = blocks[current];
         RowBlock& following = blocks[1 - current];
-        more = rows.next(following, tile.blockRows);
+        more = rows.next(following, blockRows);
         for (int32_t from = 0, group = 0; group < groups; ++group)
         {
             int32_t const count = (tile.count - from + groups - group - 1) / (groups - group);

@@ -117,24 +117,4 @@ void mergeParts(Parts const& parts, int32_t queries, QueryRows<void*> const& out
     }
 }
 
-//! Queries of a tile as float32 rows [count, stride] times scale, zeros from D to stride.
-template <typename L, typename T>
-void loadQueries(Tile const& tile, float* to, int64_t stride)
-{
-    int64_t const D = tile.q.D;
-    for (int32_t i = 0; i < tile.count; ++i)
-    {
-        T const* const from = static_cast<T const*>(tile.q.rows) + tile.q.offset(tile.first + i);
-        float* const row = to + i * stride;
-        for (int64_t d = 0; d < D; ++d)
-        {
-            row[d] = toFloat(from[d]) * tile.scale;
-        }
-        for (int64_t d = D; d < stride; ++d)
-        {
-            row[d] = 0.F;
-        }
-    }
-}
-
 } // namespace hubkv

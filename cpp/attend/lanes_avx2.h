@@ -12,7 +12,7 @@ struct Avx2
     static constexpr int kLANES = 8;
     static constexpr int kACCUMULATORS = 12; // of 16 registers
     static constexpr int kDOT_QUERIES = 3;
-    static constexpr int kFEW_QUERIES = 6;
+    static constexpr int kFEW_QUERIES = 8;
     static constexpr int kTILE_REGS = 3;
     static constexpr int kTILE_ROWS = 4;
 

@@ -12,7 +12,7 @@ struct Avx512
     static constexpr int kLANES = 16;
     static constexpr int kACCUMULATORS = 24; // of 32 registers
     static constexpr int kDOT_QUERIES = 4;   // queries that share the loads of 4 rows
-    static constexpr int kFEW_QUERIES = 8;   // up to here lanes run over D, beyond over queries
+    static constexpr int kFEW_QUERIES = 12;  // up to here lanes run over D, beyond over queries
     static constexpr int kTILE_REGS = 3;
     static constexpr int kTILE_ROWS = 8; // kTILE_ROWS * kTILE_REGS accumulators
 

@@ -8,13 +8,6 @@
 namespace hubkv
 {
 
-//! Sizes of a tile; `width` is the distance between rows of lanes.
-template <typename L>
-struct TileShape
-{
-    static constexpr int32_t kWIDTH = L::kLANES * L::kTILE_REGS;
-};
-
 //! The state of a tile. Everything has lanes = queries as its last dimension.
 template <typename L>
 struct TileState
@@ -43,7 +36,7 @@ void tileDots(RowBlock const& block, char const* const* rows, int64_t D, TileSta
             k[i] = reinterpret_cast<float const*>(rows[r + i]);
             for (int n = 0; n < NR; ++n)
             {
-                sums[i][n] = L::set(block.bias[r + i]);
+                sums[i][n] = L::zero();
             }
         }
         for (int64_t d = 0; d < D; ++d)
@@ -62,11 +55,13 @@ void tileDots(RowBlock const& block, char const* const* rows, int64_t D, TileSta
                 }
             }
         }
+        // The bias comes last: sums that start from it would carry its rounding errors.
         for (int i = 0; i < L::kTILE_ROWS; ++i)
         {
+            Reg const bias = L::set(block.bias[r + i]);
             for (int n = 0; n < NR; ++n)
             {
-                L::store(state.logits + (r + i) * kWIDTH + n * L::kLANES, sums[i][n]);
+                L::store(state.logits + (r + i) * kWIDTH + n * L::kLANES, L::add(sums[i][n], bias));
             }
         }
     }
@@ -171,7 +166,7 @@ void tileValues(RowBlock const& block, char const* const* rows, int64_t D, TileS
 template <typename L, typename T>
 struct FloatRows
 {
-    alignas(64) float scratch[kMAX_BLOCK_ROWS * kMAX_HEAD_DIM / 2];
+    alignas(64) float scratch[kMAX_BLOCK_ROWS * kMAX_HEAD_DIM];
     char const* rows[kMAX_BLOCK_ROWS];
 
     char const* const* convert(char const* const* from, int32_t count, int64_t D)
@@ -209,7 +204,7 @@ void attendTile(Tile const& tile, RowStream& rows, TileState<L>& state)
 {
     FloatRows<L, T> floats;
     RowBlock block;
-    while (rows.next(block, tile.blockRows))
+    while (rows.next(block, kMAX_BLOCK_ROWS))
     {
         tileDots<L, NR>(block, floats.convert(block.k, block.padded, tile.q.D), tile.q.D, state);
         tileMask<L>(tile, block, state);

@@ -43,7 +43,6 @@ struct Tile
     int32_t first; // queries first..first+count-1
     int32_t count;
     float scale;
-    int32_t blockRows; // a multiple of kROW_GRANULE
     Part part; // of `count` queries; maximum null: results are divided and go to `out` instead
     QueryRows<void*> out;
 };
