@@ -3,8 +3,8 @@
 
     python tests/fuzz_tables.py FIRST_SEED SEEDS
 
-Every buffer ends where an inaccessible page begins (arenas of whole pages also begin at one), so an access that leaves it
-kills the process. ``test_fuzz.py`` runs this file in a process of its own.
+Every buffer ends where an inaccessible page begins (arenas of whole pages also begin at one), so an access that leaves
+it kills the process. ``test_fuzz.py`` runs this file in a process of its own.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def fuzz_cache(rng: np.random.Generator) -> None:
     item = 4 if dtype == _abi.FLOAT32 else 2
     max_pages = int(rng.integers(0, 5))
     capacity = B * Hkv + int(rng.integers(0, 40))
-    size = int(rng.choice([16 * rng.integers(0, 4000), PAGE * rng.integers(0, 16)]))  # whole pages: guards meet both ends
+    size = int(rng.choice([16 * rng.integers(0, 4000), PAGE * rng.integers(0, 16)]))
     arena = Guarded(size).fill(rng.integers(0, 256, size, np.uint8))
     # Ascending offsets somewhere in the arena, so that segments are often right in part.
     for _ in range(4):
@@ -94,7 +94,8 @@ def fuzz_cache(rng: np.random.Generator) -> None:
         values = rng.standard_normal(buffer.size // item)
         buffer.fill(values.astype(np.float16) if item == 2 else values.astype(np.float32))
     attend = _abi.AttendParams(
-        cache, Tq, Hkv * G, int(rng.integers(0, L)), float(rng.choice([0.0, 1e30, -1.0])), Hkv * G * D, Hkv * D, Hkv * D)
+        cache, Tq, Hkv * G, int(rng.integers(0, L)), float(rng.choice([0.0, 1e30, -1.0])), Hkv * G * D,
+        *(Hkv * D,) * 2)
     scratch = Guarded(-(-workspace_bytes("hubkv_attend_workspace", _abi.CPU, attend) // 64) * 64)
     scratch.array[:] = 0xFF
     call("hubkv_attend", _abi.CPU, None, attend, *(b.address for b in rows[:3]), arena_table.address, segments.address,

@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from ragged_cache import RaggedCache, as_numpy, new_rows, random_cache
 from torch import Tensor
 
 from hubkv_trt import ops, reference
+from ragged_cache import RaggedCache, as_numpy, new_rows, random_cache
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

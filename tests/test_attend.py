@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend: equal to dense attention over the same rows, however they are cut, batched, spread over threads or appended."""
+"""attend: equal to dense attention over the same rows, however they are cut, batched, spread over threads, appended."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged_cache import RaggedCache, new_rows, random_cache
 from torch import Tensor
 
 from hubkv_trt import ops
+from ragged_cache import RaggedCache, new_rows, random_cache
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -164,7 +164,7 @@ def test_token_by_token_equals_at_once(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 0.95])
 @pytest.mark.parametrize("scope", ["model", "layer", "head"])
 def test_compacted_equals_masked_dense(num_new: int, ratio: float, scope: str) -> None:
-    """select and compact, then attend, equals torch's attention over all of the prompt with the evicted pairs masked."""
+    """select, compact, attend equals torch's attention over all of the prompt with the evicted pairs masked."""
     layers, heads, group, num_tokens, head_dim = 2, 3, 2, 150, 40
     generator = torch.Generator().manual_seed(7)
     scores = torch.rand(layers, heads, num_tokens, generator=generator)
@@ -182,8 +182,8 @@ def test_compacted_equals_masked_dense(num_new: int, ratio: float, scope: str) -
     for start, part in zip(starts, parts, strict=False):
         arena[start : start + len(part)] = part
     cache = RaggedCache(
-        arena, torch.tensor([[*starts[:3], -1]]), torch.zeros(1, 0, dtype=torch.int32), ints(0), layers, heads, head_dim,
-        torch.float32, 16, 0)
+        arena, torch.tensor([[*starts[:3], -1]]), torch.zeros(1, 0, dtype=torch.int32), ints(0), layers, heads,
+        head_dim, torch.float32, 16, 0)
     for layer in range(layers):
         mask = torch.zeros(heads, num_new, num_tokens + num_new, dtype=torch.bool)
         for head in range(heads):

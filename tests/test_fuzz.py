@@ -28,14 +28,16 @@ def test_random_tables_are_never_a_fault(isa: str) -> None:
     assert run(str(HERE / "fuzz_tables.py"), "0", "700", isa=isa).endswith("done\n")
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS[:-1])
 def test_instruction_set_equals_oracle(isa: str) -> None:
+    """The oracle tests again for the sets below the best one, which all other tests use."""
     program = (
-        "import sys, pytest; from hubkv_trt import ops; print('isa', ops.cpu_isa()); sys.exit(pytest.main(sys.argv[1:]))"
+        "import sys, pytest; from hubkv_trt import ops; print('isa', ops.cpu_isa()); "
+        "sys.exit(pytest.main(sys.argv[1:]))"
     )
     tests = [
         "test_refine.py::test_equals_oracle", "test_refine.py::test_equals_oracle_for_every_kernel",
-        "test_refine.py::test_scores_that_are_not_finite", "test_select.py::test_large",
+        "test_refine.py::test_scores_that_are_not_finite", "test_select.py::test_equals_oracle_with_ties",
         "test_select.py::test_all_values_equal_keep_the_first", "test_compact.py::test_equals_oracle",
         "test_attend.py::test_equals_oracle", "test_attend.py::test_equals_oracle_for_every_group",
         "test_attend.py::test_permuted_batch_and_threads_change_no_bit", "test_attend.py::test_extreme_logits",

@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged_cache import RaggedCache, random_cache
 
 from hubkv_trt import ops, reference
 from hubkv_trt.reference.plan import head_rows, rows_per_item
+from ragged_cache import RaggedCache, random_cache
 
 
 def check(cache: RaggedCache, capacity: int, min_rows: int) -> list[set[tuple[int, ...]]]:

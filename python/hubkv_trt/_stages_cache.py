@@ -35,7 +35,7 @@ def plan(
     int32(capacity, "capacity")
     # A plan counts rows. How large a row is would only bound a wrong table, and attend bounds it again.
     params = _abi.CacheParams(segments.shape[0], num_layers, num_kv_heads, 8, _abi.FLOAT16, 1, 0, 0, capacity)
-    work = torch.empty((max(num_layers, 0), max(capacity, 0), 4), dtype=torch.int32, device=arena.device)
+    work = torch.zeros((max(num_layers, 0), max(capacity, 0), 4), dtype=torch.int32, device=arena.device)
     work_count = torch.empty(max(num_layers, 0), dtype=torch.int32, device=arena.device)
     call(
         "hubkv_plan",
@@ -52,7 +52,8 @@ def plan(
 
 class _AttendCall(NamedTuple):
     params: _abi.AttendParams
-    num_bytes: int
+    num_bytes: int  # of the workspace
+    arena: int  # address of its table
 
 
 _attend_calls = BoundedCache()
@@ -75,39 +76,64 @@ def attend(
     page_base: int,
     scale: float,
 ) -> Tensor:
-    # A decode step calls this once per layer: whatever the shapes decide is decided once.
-    tables = (arena, segments, block_table, tail_lengths, work, work_count)
+    # A decode step calls this once per layer, so the way through is kept short: everything that shapes, strides, dtypes
+    # and devices decide is decided once, at the first call with them.
+    # fmt: off
     key = (
-        layer,
-        num_layers,
-        page_tokens,
-        page_base,
-        scale,
-        *[f for x in (q, k_new, v_new) for f in (x.shape, x.stride(), x.dtype, x.device)],
-        *[f for x in tables for f in (x.shape, x.dtype, x.device, x.is_contiguous())],
-        new_lengths is not None and (new_lengths.shape, new_lengths.dtype, new_lengths.device, new_lengths.stride()),
+        layer, num_layers, page_tokens, page_base, scale,
+        q.shape, q.stride(), q.dtype, q.device,
+        k_new.shape, k_new.stride(), k_new.dtype, k_new.device,
+        v_new.shape, v_new.stride(), v_new.dtype, v_new.device,
+        arena.data_ptr(), arena.shape, arena.dtype, arena.device, arena.is_contiguous(),
+        segments.shape, segments.dtype, segments.device, segments.is_contiguous(),
+        block_table.shape, block_table.dtype, block_table.device, block_table.is_contiguous(),
+        tail_lengths.shape, tail_lengths.dtype, tail_lengths.device, tail_lengths.is_contiguous(),
+        work.shape, work.dtype, work.device, work.is_contiguous(),
+        work_count.shape, work_count.dtype, work_count.device, work_count.is_contiguous(),
+        None if new_lengths is None else
+        (new_lengths.shape, new_lengths.dtype, new_lengths.device, new_lengths.is_contiguous()),
     )
-    params, num_bytes = _attend_calls.get_or(
-        key,
-        lambda: _attend_call(q, k_new, v_new, *tables, new_lengths, layer, num_layers, page_tokens, page_base, scale),
-    )
+    # fmt: on
+    known: _AttendCall | None = _attend_calls.get(key)
+    if known is None:
+        known = _attend_call(
+            q,
+            k_new,
+            v_new,
+            arena,
+            segments,
+            block_table,
+            tail_lengths,
+            new_lengths,
+            work,
+            work_count,
+            layer,
+            num_layers,
+            page_tokens,
+            page_base,
+            scale,
+        )
+        _attend_calls.put(key, known)
+    params, num_bytes, arena_address = known
+    device, stream = place(q)
     scratch = workspace(q, num_bytes)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     status = library().hubkv_attend(
-        *place(q),
+        device,
+        stream,
         params,
-        address(q),
-        address(k_new),
-        address(v_new),
-        arena_table(arena),
-        address(segments),
+        q.data_ptr(),
+        k_new.data_ptr(),
+        v_new.data_ptr(),
+        arena_address,
+        segments.data_ptr(),
         address(block_table),
-        address(tail_lengths),
-        None if new_lengths is None else address(new_lengths),
-        address(work),
-        address(work_count),
-        address(out),
-        address(scratch),
+        tail_lengths.data_ptr(),
+        None if new_lengths is None else new_lengths.data_ptr(),
+        work.data_ptr(),
+        work_count.data_ptr(),
+        out.data_ptr(),
+        scratch.data_ptr(),
         scratch.numel(),
     )
     if status:
@@ -123,9 +149,9 @@ def _attend_call(
     segments: Tensor,
     block_table: Tensor,
     tail_lengths: Tensor,
+    new_lengths: Tensor | None,
     work: Tensor,
     work_count: Tensor,
-    new_lengths: Tensor | None,
     layer: int,
     num_layers: int,
     page_tokens: int,
@@ -171,7 +197,7 @@ def _attend_call(
         token_stride(k_new, "k_new"),
         token_stride(v_new, "v_new"),
     )
-    return _AttendCall(params, workspace_bytes("hubkv_attend_workspace", place(q)[0], params))
+    return _AttendCall(params, workspace_bytes("hubkv_attend_workspace", place(q)[0], params), arena_table(arena))
 
 
 def _cache_params(

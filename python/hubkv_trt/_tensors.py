@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -19,15 +19,12 @@ _NOWHERE = (ctypes.addressof(_NOTHING) + 255) // 256 * 256
 
 
 class BoundedCache(dict[Hashable, Any]):
-    """Remembers what follows from its key alone. Starts anew when full, so that ever new shapes cannot fill memory."""
+    """Remembers what follows from its key alone. Starts anew when full, so that ever new keys cannot fill memory."""
 
-    def get_or(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        value = self.get(key)
-        if value is None:
-            if len(self) >= 8192:
-                self.clear()
-            value = self[key] = make()
-        return value
+    def put(self, key: Hashable, value: Any, most: int = 8192) -> None:
+        if len(self) >= most:
+            self.clear()
+        self[key] = value
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
@@ -145,19 +142,14 @@ def workspace(x: Tensor, size: int) -> Tensor:
     return _local.workspace
 
 
-_arenas = BoundedCache()
+_arenas: dict[Hashable, Tensor] = {}  # never emptied: calls in flight read them, and a table is 16 bytes
 
 
 def arena_table(x: Tensor) -> int:
     """Address of the int64 [2] that holds address and bytes of the arena, where the kernel can read it."""
     key = (x.data_ptr(), x.numel(), x.device)
-
-    def make() -> tuple[int, Any]:
-        if x.is_cuda:
-            table = torch.tensor(key[:2], dtype=torch.int64, device=x.device)
-            return table.data_ptr(), table
-        host = (ctypes.c_int64 * 2)(*key[:2])
-        return ctypes.addressof(host), host
-
-    found: tuple[int, Any] = _arenas.get_or(key, make)
-    return found[0]
+    table = _arenas.get(key)
+    if table is None:
+        table = torch.tensor(key[:2], dtype=torch.int64, device=x.device)
+        _arenas[key] = table
+    return table.data_ptr()

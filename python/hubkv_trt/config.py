@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 import types
 import typing
 from dataclasses import dataclass, field
@@ -116,7 +117,7 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
         return hint(value)
     if hint is float:
         require(isinstance(value, (int, float)) and not isinstance(value, bool), name, value, "a number")
-        require(math.isfinite(value), name, value, "a finite number")
+        require(abs(value) <= sys.float_info.max, name, value, "a finite number")  # also of an int past any float
         return float(value)
     if hint in (int, bool, str):
         require(type(value) is hint, name, value, {int: "an integer", bool: "true or false", str: "a text"}[hint])

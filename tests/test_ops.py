@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators as torch sees them, and the library below: found, loaded, refused."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import hubkv_trt
+from hubkv_trt import _abi, _library, ops
+from hubkv_trt._library import call, workspace_bytes
+from hubkv_trt._tensors import BoundedCache
+from ragged_cache import new_rows, random_cache
+
+HEADER = Path(__file__).parents[1] / "cpp" / "include" / "hubkv" / "hubkv.h"
+
+
+def samples() -> dict[str, tuple]:
+    """Arguments of each operator."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(2, 2, 60, generator=generator)
+    k, v = ([torch.randn(2, 60, 16, generator=generator) for _ in range(2)] for _ in range(2))
+    positions, offsets = ops.select(scores, 1, 50)
+    cache = random_cache(sequences=[(20, 5), (None, 2)])
+    q, k_new, v_new = new_rows(cache, 2, 3)
+    all_new = new_rows(cache, 2, 3, layers=2)[1:]
+    lengths = torch.tensor([2, 1], dtype=torch.int32)
+    tail = (cache.block_table, cache.tail_lengths, lengths)
+    sizes = (cache.page_tokens, cache.page_base)
+    return {
+        "refine": (scores, torch.full((1,), 0.5), torch.full((1,), 3, dtype=torch.int32), 5, 0.5, 0.5, 0.8, 1.2, 4),
+        "select": (scores, 2, 25),
+        "compact": (k, v, positions, offsets),
+        "compact_into": (k, v, positions, offsets, torch.zeros(50, 16), torch.zeros(50, 16)),
+        "plan": (cache.arena, cache.segments, 2, 2, 20, 16),
+        "attend": (q, k_new, v_new, cache.arena, cache.segments, *tail, *cache.plan(), 1, 2, *sizes, 0.0),
+        "append": (*all_new, cache.arena, *tail, *sizes),
+    }
+
+
+# ---- torch -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(samples()))
+def test_opcheck(name: str) -> None:
+    """Schema (what is written to), fake kernel, autograd registration and tracing with dynamic shapes."""
+    torch.library.opcheck(getattr(torch.ops.hubkv, name).default, samples()[name])
+
+
+@pytest.mark.parametrize("name", sorted(samples()))
+def test_fake_kernel_gives_the_shapes_of_the_real_one(name: str) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def facts(result: object) -> list[object]:
+        tensors = [result] if isinstance(result, Tensor) else list(result or ())
+        return [(x.shape, x.dtype, x.stride(), x.device) for x in tensors]
+
+    function: Callable = getattr(ops, name)
+    arguments = samples()[name]
+    with FakeTensorMode() as mode:
+        fake = [
+            mode.from_tensor(x) if isinstance(x, Tensor)
+            else [mode.from_tensor(y) for y in x] if isinstance(x, list) else x
+            for x in arguments
+        ]
+        faked = facts(function(*fake))
+    assert faked == facts(function(*arguments))
+
+
+def test_compiled_code_calls_the_operators() -> None:
+    cache = random_cache(sequences=[(20, 5), (None, 2)])
+    q, k_new, v_new = new_rows(cache, 1, 3)
+    work = cache.plan()
+
+    def step(q: Tensor, k: Tensor, v: Tensor, arena: Tensor, tail_lengths: Tensor) -> Tensor:
+        tables = (cache.block_table, tail_lengths, None)
+        sizes = (cache.page_tokens, cache.page_base)
+        ops.append(torch.stack([k, k]), torch.stack([v, v]), arena, *tables, *sizes)
+        return ops.attend(q * 2, k, v, arena, cache.segments, cache.block_table, tail_lengths + 1, None, *work, 0, 2,
+                          *sizes, 0.0) + 1
+
+    arenas = cache.arena.clone(), cache.arena.clone()
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    got = compiled(q, k_new, v_new, arenas[0], cache.tail_lengths)
+    assert torch.equal(got, step(q, k_new, v_new, arenas[1], cache.tail_lengths))
+    assert torch.equal(*arenas)
+    assert not torch.equal(arenas[0], cache.arena)
+
+
+@pytest.mark.parametrize("name", sorted(set(samples()) - {"select"}))
+def test_tensors_on_two_devices_are_refused(name: str) -> None:
+    arguments = list(samples()[name])
+    last = max(i for i, x in enumerate(arguments) if isinstance(x, Tensor))
+    arguments[last] = arguments[last].to("meta")
+    with pytest.raises(ValueError, match="meta"):
+        getattr(ops, name)(*arguments)
+
+
+def test_threads_do_not_share_scratch_memory() -> None:
+    cache = random_cache(sequences=[(300, 5), (200, 40)], row_bias=True)
+    inputs = [new_rows(cache, 1 + n % 3, 4, seed=n) for n in range(6)]
+    want = [cache.attend(*x) for x in inputs]
+    wrong: list[int] = []
+
+    def work(n: int) -> None:
+        for _ in range(60):
+            if not torch.equal(cache.attend(*inputs[n]), want[n]):
+                wrong.append(n)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_attend_remembers_shapes_not_data() -> None:
+    """The second call with equal shapes takes the short way: other data, other pages, another arena."""
+    for seed in range(3):
+        cache = random_cache(sequences=[(30, 20)], seed=seed, num_layers=1)
+        rows = new_rows(cache, 1, 2, seed=seed)
+        torch.testing.assert_close(
+            cache.attend(*rows).double(), torch.from_numpy(cache.oracle(*rows)), rtol=1e-5, atol=1e-5)
+
+
+def test_bounded_cache_is_bounded() -> None:
+    cache = BoundedCache()
+    for n in range(100):
+        cache.put(n, n, most=10)
+        assert cache[n] == n
+        assert len(cache) <= 10
+
+
+# ---- the C ABI -------------------------------------------------------------------------------------------------------
+
+
+C_TYPES = {
+    "int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "float": ctypes.c_float, "hubkv_dtype": ctypes.c_int32,
+    "hubkv_device": ctypes.c_int32, "hubkv_status": ctypes.c_int32, "char const*": ctypes.c_char_p,
+    "hubkv_cache_params": _abi.CacheParams, "hubkv_refine_params": _abi.RefineParams,
+    "hubkv_select_params": _abi.SelectParams, "hubkv_compact_params": _abi.CompactParams,
+    "hubkv_attend_params": _abi.AttendParams,
+}
+
+
+def header() -> str:
+    return re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
+
+
+@pytest.mark.parametrize("name", sorted(n for n in C_TYPES if n.endswith("_params")))
+def test_structs_are_those_of_the_header(name: str) -> None:
+    body = re.search(r"typedef struct\s*\{([^{}]*)\}\s*" + name + ";", header()).group(1)
+    fields = [tuple(f.split()) for f in body.split(";") if f.strip()]
+    assert C_TYPES[name]._fields_ == [(field, C_TYPES[kind]) for kind, field in fields]
+
+
+def test_functions_are_those_of_the_header() -> None:
+    found = {}
+    for result, name, arguments in re.findall(r"HUBKV_API ([\w\s*]+?)\s*(hubkv_\w+)\(([^)]*)\);", header()):
+        kinds = []
+        for argument in arguments.split(","):
+            kind = " ".join(argument.split()[:-1]) if "*" not in argument else argument.rpartition("*")[0] + "*"
+            if argument.strip() == "void":
+                continue
+            parameters = re.match(r"\s*(hubkv_\w+_params) const\*$", kind)
+            if parameters:
+                kinds.append(ctypes.POINTER(C_TYPES[parameters.group(1)]))
+            elif kind.strip() == "int64_t*" and name.endswith("_workspace"):
+                kinds.append(ctypes.POINTER(ctypes.c_int64))
+            else:
+                kinds.append(ctypes.c_void_p if "*" in kind else C_TYPES[kind])
+        found[name] = (C_TYPES[result], tuple(kinds))
+    assert found == _abi.PROTOTYPES
+
+
+def test_constants_are_those_of_the_header() -> None:
+    values = dict(re.findall(r"HUBKV_(\w+)(?: = | )(\d+)\b", header()))
+    assert int(values.pop("ABI_VERSION")) == _abi.ABI_VERSION
+    assert {name: int(value) for name, value in values.items()} == {
+        name: getattr(_abi, name)
+        for name in ("OK", "INVALID_ARGUMENT", "NOT_SUPPORTED", "CUDA_ERROR", "INTERNAL_ERROR", "CPU", "CUDA",
+                     "FLOAT32", "FLOAT16", "BFLOAT16")
+    }
+
+
+CACHE = _abi.CacheParams(1, 1, 1, 8, _abi.FLOAT32, 16, 0, 0, 1)
+BUFFER = torch.zeros(4096, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(("name", "arguments"), [
+    ("refine_workspace", (_abi.RefineParams(1, 1, 8, 5, 0.5, 0.5, 0.8, 1.2, 4), ctypes.c_int64())),
+    ("select_workspace", (_abi.SelectParams(1, 1, 8, 4), ctypes.c_int64())),
+    ("attend_workspace", (_abi.AttendParams(CACHE, 1, 1, 0, 0.0, 8, 8, 8), ctypes.c_int64())),
+    ("refine", (None, _abi.RefineParams(1, 1, 8, 5, 0.5, 0.5, 0.8, 1.2, 4), *[BUFFER.data_ptr()] * 6, 4096)),
+    ("select", (None, _abi.SelectParams(1, 1, 8, 4), *[BUFFER.data_ptr()] * 4, 4096)),
+    ("compact", (None, _abi.CompactParams(1, 1, 8, 8, 4, _abi.FLOAT32, 64, 8, 64, 8), *[BUFFER.data_ptr()] * 6)),
+    ("plan", (None, CACHE, 16, *[BUFFER.data_ptr()] * 4)),
+    ("attend", (None, _abi.AttendParams(CACHE, 1, 1, 0, 0.0, 8, 8, 8), *[BUFFER.data_ptr()] * 12, 4096)),
+    ("append", (None, CACHE, 1, *[BUFFER.data_ptr()] * 6)),
+])
+def test_a_build_without_cuda_says_so(name: str, arguments: tuple) -> None:
+    assert not ops.has_cuda()
+    with pytest.raises(NotImplementedError, match="not built with CUDA"):
+        call(f"hubkv_{name}", _abi.CUDA, *arguments)
+    assert not bool(BUFFER.any())
+    with pytest.raises(ValueError, match="device: 7"):
+        call(f"hubkv_{name}", 7, *arguments)
+
+
+def test_too_little_workspace_is_refused() -> None:
+    params = _abi.SelectParams(1, 4, 100, 4)
+    needed = workspace_bytes("hubkv_select_workspace", _abi.CPU, params)
+    with pytest.raises(ValueError, match=f"workspaceBytes: {needed - 1}"):
+        call("hubkv_select", _abi.CPU, None, params, *[BUFFER.data_ptr()] * 4, needed - 1)
+
+
+def test_null_pointers_are_refused() -> None:
+    for name in ("refine", "select", "compact", "plan", "attend", "append"):
+        _, kinds = _abi.PROTOTYPES[f"hubkv_{name}"]
+        with pytest.raises(ValueError, match="params"):
+            call(f"hubkv_{name}", _abi.CPU, None, None, *[0 if k is ctypes.c_int64 else None for k in kinds[3:]])
+
+
+def test_errors_of_the_library_by_status() -> None:
+    for status, error in ((_abi.INVALID_ARGUMENT, ValueError), (_abi.NOT_SUPPORTED, NotImplementedError),
+                          (_abi.CUDA_ERROR, RuntimeError), (_abi.INTERNAL_ERROR, RuntimeError)):
+        with pytest.raises(error):
+            _library.fail(status)
+
+
+# ---- finding and loading ---------------------------------------------------------------------------------------------
+
+
+def test_information() -> None:
+    assert ops.version() == hubkv_trt.__version__
+    assert ops.cpu_isa() in ("scalar", "avx2", "avx512")
+    before = ops.num_threads()
+    assert before >= 1
+    ops.set_num_threads(before + 1)
+    assert ops.num_threads() == before + 1
+    ops.set_num_threads(before)
+    for wrong in (0, -1, 10**6, 2**40):
+        with pytest.raises(ValueError, match="threads: "):
+            ops.set_num_threads(wrong)
+
+
+def python(code: str, **variables: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **variables}, capture_output=True, text=True,
+                          timeout=120, check=True)
+    return done.stdout.strip()
+
+
+def test_environment() -> None:
+    code = "from hubkv_trt import _library as o; print(o.cpu_isa(), o.num_threads())"
+    assert python(code, HUBKV_CPU_ISA="scalar", HUBKV_NUM_THREADS="3") == "scalar 3"
+    assert python(code, HUBKV_CPU_ISA="unknown", HUBKV_NUM_THREADS="none").split()[0] == python(code).split()[0]
+
+
+def test_missing_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code = "import hubkv_trt.ops as o\ntry: o.version()\nexcept ImportError as e: print(e)"
+    message = python(code, HUBKV_LIBRARY=str(tmp_path / "absent.so"))
+    assert "HUBKV_LIBRARY: there is no file" in message
+    assert "absent.so" in message
+    assert "pip install ." in message
+
+    monkeypatch.delenv("HUBKV_LIBRARY", raising=False)
+    monkeypatch.setattr(_library, "FILE_NAME", "libabsent.so")
+    with pytest.raises(ImportError, match=r"libabsent.so: not found in .*cmake --build build"):
+        _library.find()
+
+
+def test_library_of_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    named = _library.find()
+    (tmp_path / "lib").mkdir()
+    copy = Path(shutil.copy(named, tmp_path / "lib" / _library.FILE_NAME))
+    monkeypatch.delenv("HUBKV_LIBRARY", raising=False)
+    monkeypatch.setattr(hubkv_trt, "__path__", [str(tmp_path), *hubkv_trt.__path__])
+    assert _library.find() == copy
+    monkeypatch.setenv("HUBKV_LIBRARY", str(named))
+    assert _library.find() == named
+
+
+def test_what_is_no_library(tmp_path: Path) -> None:
+    file = tmp_path / "libhubkv.so"
+    file.write_text("not a library")
+    with pytest.raises(ImportError, match="cannot be loaded"):
+        _library.load(file)
+
+
+@pytest.mark.parametrize(("source", "message"), [
+    ("int hubkv_abi_version() { return 999; }", "its ABI version is 999, this package needs 1"),
+    ("int hubkv_abi_version() { return 1; }", "not a complete libhubkv"),
+    ("int something_else() { return 1; }", "not a complete libhubkv"),
+])
+def test_another_library_is_refused(tmp_path: Path, source: str, message: str) -> None:
+    code, file = tmp_path / "other.cpp", tmp_path / "libother.so"
+    code.write_text(f'extern "C" {source}\n')
+    subprocess.run([os.environ.get("CXX", "g++"), "-shared", "-fPIC", "-o", file, code], check=True, timeout=60)
+    with pytest.raises(ImportError, match=message):
+        _library.load(file)
