@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(no_gpu)
 
 
-# ---- the demo model: SmolLM2-135M-Instruct -----------------------------------------------------------------------------
+# ---- the demo model: SmolLM2-135M-Instruct ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +64,7 @@ def demo_tokenizer(demo_model_path: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def demo_engine(tmp_path_factory: pytest.TempPathFactory, demo_model_path: Path) -> Path:
-    """An engine directory of the demo model with HubKV (its committed gate), float32, 4096 input tokens, 16 sequences."""
+    """An engine directory of the demo model with HubKV (its own gate), float32, 4096 input tokens, 16 sequences."""
     from hubkv_trt.config import HubKVConfig
     from hubkv_trt.engine.build import build_engine
 
@@ -73,12 +73,12 @@ def demo_engine(tmp_path_factory: pytest.TempPathFactory, demo_model_path: Path)
     return directory
 
 
-# ---- tiny random models ------------------------------------------------------------------------------------------------
+# ---- tiny random models ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """``tiny_model("llama" | "qwen2" | "qwen3")``: the directory of a random model, made once per session (read only)."""
+    """``tiny_model("llama" | "qwen2" | "qwen3")``: the directory of a random model, made once (read only)."""
     made: dict[str, Path] = {}
 
     def make(architecture: str) -> Path:
@@ -115,7 +115,7 @@ def tiny_gate(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[...
 def tiny_engine(
     tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., Path], tiny_gate: Callable[..., Path]
 ) -> Callable[..., Path]:
-    """``tiny_engine("llama", ...)``: an engine directory of the random model, float32; options as ``build_engine`` has them."""
+    """``tiny_engine("llama", ...)``: an engine of the random model, float32; options as ``build_engine`` has them."""
     from hubkv_trt.config import HubKVConfig
     from hubkv_trt.engine.build import build_engine
 

@@ -54,7 +54,7 @@ def edit_json(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     file.write_text(json.dumps(data))
 
 
-# ---- what a build writes -----------------------------------------------------------------------------------------------
+# ---- what a build writes ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
@@ -138,7 +138,7 @@ def test_settings_survive(preset: str, scope: Scope, engine: Path) -> None:
     assert load_engine(engine).config.hubkv == hubkv
 
 
-# ---- what is refused when an engine is opened --------------------------------------------------------------------------
+# ---- what is refused when an engine is opened ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [*FILES, "engine.json"])
@@ -221,7 +221,7 @@ def test_no_engine_there(tmp_path: Path) -> None:
         load_engine(tmp_path)
 
 
-# ---- what is refused when an engine is built: nothing is left behind ---------------------------------------------------
+# ---- what is refused when an engine is built: nothing is left behind -------------------------------------------------
 
 
 def damage(directory: Path, name: str) -> None:
@@ -338,7 +338,7 @@ def test_tensorrt_where_it_is_missing_says_what_is() -> None:
     assert "tensorrt" in reason
 
 
-# ---- whole or not at all -----------------------------------------------------------------------------------------------
+# ---- whole or not at all ---------------------------------------------------------------------------------------------
 
 
 def test_an_engine_is_replaced_only_with_force(engine: Path, tiny_model: Make) -> None:
@@ -365,17 +365,20 @@ def test_an_empty_directory_is_used(tiny_model: Make, tmp_path: Path) -> None:
     assert load_engine(tmp_path).path == tmp_path
 
 
+def fail_half_way(output: Path, error: type[BaseException]) -> None:
+    with engine_writer(output, force=True) as directory:
+        (directory / "weights.safetensors").write_bytes(b"half")
+        raise error
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
 def test_a_failure_while_writing_leaves_the_old_engine(error: type[BaseException], engine: Path) -> None:
     before = snapshot(engine.parent)
-    with pytest.raises(error), engine_writer(engine, force=True) as directory:
-        (directory / "weights.safetensors").write_bytes(b"half")
-        raise error
-    assert snapshot(engine.parent) == before
-    with pytest.raises(error), engine_writer(engine.parent / "new") as directory:
-        (directory / "weights.safetensors").write_bytes(b"half")
-        raise error
-    assert os.listdir(engine.parent) == ["engine"]
+    for output in (engine, engine.parent / "new"):
+        with pytest.raises(error):
+            fail_half_way(output, error)
+        assert snapshot(engine.parent) == before
+        assert os.listdir(engine.parent) == ["engine"]
 
 
 def test_a_full_disk_is_noticed_before_writing(tmp_path: Path) -> None:
@@ -412,7 +415,7 @@ def test_a_stopped_build_leaves_nothing(number: signal.Signals, tmp_path: Path) 
     assert os.listdir(tmp_path) == ["model"]
 
 
-# ---- the summary -------------------------------------------------------------------------------------------------------
+# ---- the summary -----------------------------------------------------------------------------------------------------
 
 
 def test_summary_counts_as_the_ledger_does(tiny_engine: Make) -> None:

@@ -184,11 +184,11 @@ def describe(name: str, stats: Any) -> str:
         stages = ", ".join(
             f"{part} {1e3 * seconds[part]:.1f}" for part in ("scorer", "refine", "select", "compact") if part in seconds
         )
+        prefill = f"prefill {seconds.get('prefill', 0.0):.2f} s" + (f" ({stages} ms)" if stages else "")
         lines.append(
             f"[{name}] {stats.prompt_tokens} tokens, r = {stats.ratio:g} (effective {stats.effective_ratio:.3f}): kept "
-            f"{int(stats.rows.sum()):,} rows, {stats.rows.min()}..{stats.rows.max()} per head, {stats.bytes_dense / mib:.1f} "
-            f"-> {stats.bytes_kept / mib:.1f} MiB; prefill {seconds.get('prefill', 0.0):.2f} s"
-            + (f" ({stages} ms)" if stages else "")
+            f"{int(stats.rows.sum()):,} rows, {stats.rows.min()}..{stats.rows.max()} per head, "
+            f"{stats.bytes_dense / mib:.1f} -> {stats.bytes_kept / mib:.1f} MiB; {prefill}"
         )
     if stats.output_tokens:
         lines.append(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which backend an engine is built for: ``eager`` runs everywhere, ``tensorrt`` needs a GPU, the library and our plugin."""
+"""Which backend an engine is built for: ``eager`` runs everywhere, ``tensorrt`` needs a GPU, its library and plugin."""
 
 from __future__ import annotations
 

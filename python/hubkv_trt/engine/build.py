@@ -119,7 +119,7 @@ def _resolve(model: str | os.PathLike[str]) -> Path:
     path = Path(model)
     if not path.exists():
         raise ValueError(
-            f"model: {str(model)!r} is neither a directory nor a file (nor the word {DEMO}); models are read from disk only"
+            f"model: {str(model)!r} is neither a directory nor a file (nor the word {DEMO}); models are read from disk"
         )
     return path
 

@@ -51,7 +51,7 @@ class Engine:
         return AutoTokenizer.from_pretrained(str(self.path), local_files_only=True)
 
 
-# ---- reading -----------------------------------------------------------------------------------------------------------
+# ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 def read_config(path: str | os.PathLike[str]) -> EngineConfig:
@@ -133,8 +133,8 @@ def _check_weights(file: Path, config: EngineConfig, weights: Mapping[str, torch
         found = (tuple(weights[name].shape), str(weights[name].dtype))
         if found != (expected[name], f"torch.{config.dtype.value}"):
             raise ValueError(
-                f"engine: {file}: tensor {name}: {found[1]} {list(found[0])} does not fit {ENGINE_FILE}, which asks for "
-                f"torch.{config.dtype.value} {list(expected[name])}"
+                f"engine: {file}: tensor {name}: {found[1]} {list(found[0])} does not fit {ENGINE_FILE}, "
+                f"which asks for torch.{config.dtype.value} {list(expected[name])}"
             )
 
 
@@ -164,7 +164,7 @@ def sha256_of(file: Path, progress: Progress | None = None) -> str:
     return digest.hexdigest()
 
 
-# ---- writing -----------------------------------------------------------------------------------------------------------
+# ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 def check_output(output: Path, force: bool) -> None:
@@ -213,9 +213,9 @@ def engine_writer(output: Path, *, force: bool = False, need_bytes: int = 0) -> 
         )
     partial = output.parent / f".{output.name}.partial-{os.getpid()}"
     replaced = output.parent / f".{output.name}.replaced-{os.getpid()}"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
     try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()  # inside the block that removes it: a signal may arrive on the next instruction
         yield partial
         for file in partial.iterdir():
             _flush_to_disk(file)
@@ -241,8 +241,8 @@ def write_config(directory: Path, config: EngineConfig, progress: Progress | Non
 def save_tensors(file: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str] | None = None) -> None:
     """Writes a safetensors file, readable by everyone whom the umask allows.
 
-    ``about`` goes to the file's metadata as one JSON text: several entries would be written in a random order, and equal
-    builds give equal files.
+    ``about`` goes to the file's metadata as one JSON text: several entries would be written in a random order, and
+    equal builds give equal files.
     """
     from safetensors.torch import save_file
 

@@ -25,8 +25,8 @@ def cache_figures(
 
     Returns:
         ``dense_bytes_per_token`` and ``kept_bytes_per_token`` of the prompt (tables and padding included),
-        ``dense_sequences`` and ``kept_sequences`` that fit in ``cache_bytes``, ``protected_tokens`` that every head keeps, and
-        ``effective_ratio``.
+        ``dense_sequences`` and ``kept_sequences`` that fit in ``cache_bytes``, ``protected_tokens`` that every head
+        keeps, and ``effective_ratio``.
     """
     from ..runtime.cache import Ledger
 
@@ -57,6 +57,7 @@ def summarize(
     """The table that ``hubkv build`` and ``hubkv info`` print."""
     model, tokens = config.model, config.max_input_len
     shape = f"{model.num_layers} layers, {model.num_heads}/{model.num_kv_heads} heads, D = {model.head_dim}"
+    hub = config.hubkv
     rows = [
         ("engine", str(path)),
         ("model", f"{config.model_name} ({model.architecture}: {shape})"),
@@ -65,22 +66,22 @@ def summarize(
         ("limits", f"prompt {tokens} tokens, batch {config.max_batch_size}"),
     ]
     dense = model.kv_bytes_per_token(config.dtype)
-    if config.hubkv is None:
+    if hub is None:
         rows += [
             ("HubKV", "off: the cache keeps every KV pair"),
             ("KV bytes per token", f"{dense:,}"),
             (f"prompts of {tokens} tokens in {_size(cache_bytes)}", f"{cache_bytes // (dense * tokens):,}"),
         ]
     else:
-        hub, figures = config.hubkv, cache_figures(config, cache_bytes)
+        figures = cache_figures(config, cache_bytes)
+        refine = (
+            f"nms {hub.nms_kernel}, penalty {hub.penalty_factor:g}, temperature {hub.head_weight_temperature:g}, "
+            f"head weight {hub.min_head_weight:g}..{hub.max_head_weight:g}, gate power {hub.gate_power:g}"
+        )
         gain = figures["dense_bytes_per_token"] / figures["kept_bytes_per_token"]
         rows += [
             ("HubKV", f"r = {hub.ratio:g}, {hub.scope.value} scope, {hub.preset}{_changes(hub)}"),
-            (
-                "",
-                f"nms {hub.nms_kernel}, penalty {hub.penalty_factor:g}, temperature {hub.head_weight_temperature:g}, "
-                f"head weight {hub.min_head_weight:g}..{hub.max_head_weight:g}, gate power {hub.gate_power:g}",
-            ),
+            ("", refine),
             *([("gate", gate)] if gate else []),
             ("always kept", f"{figures['protected_tokens']:,} of {tokens:,} tokens (sinks and window)"),
             (
