@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The embedded default: torch for the dense layers, libhubkv for the stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from ... import ops as stages
+from ...config import Budget, EngineConfig
+from ...graph.eager import EagerOps
+from ...graph.ops import PrefillInputs
+from ...models.decoder import Decoder
+from ..batch import Batch
+from ..cache import Cache, Segment
+from ..memory import trim_heap
+from .executor import Prefill
+
+MIN_ROWS_PER_ITEM = 256  # attend: less is not worth an item of its own
+ITEMS_PER_THREAD = 16  # attend: how finely the rows of a layer are spread over the threads
+_TRIM_BYTES = 32 << 20  # a prefill with more dense K/V than this gives the heap back afterwards
+
+
+class EagerExecutor:
+    """``Executor`` on the CPU.
+
+    Args:
+        config: of the engine.
+        weights: the model's and the gate's tensors, in the engine's dtype.
+        cache: where segments and tails lie.
+    """
+
+    def __init__(self, config: EngineConfig, weights: Mapping[str, torch.Tensor], cache: Cache) -> None:
+        self._model = config.model
+        self._cache = cache
+        self._decoder = Decoder(config.model, config.hubkv)
+        self._ops = EagerOps(weights, config.dtype)
+
+    @torch.inference_mode()
+    def prefill(self, token_ids: np.ndarray, budget: Budget, alpha: float, window: int, segment: Segment) -> Prefill:
+        """As ``Executor.prefill``. The dense K/V of the prompt is freed when this returns or raises."""
+        ops = self._ops
+        ops.seconds.clear()
+        ops.rows_into = (segment.k_rows, segment.v_rows)
+        try:
+            outputs = self._decoder.prefill(ops, PrefillInputs(
+                input_ids=torch.from_numpy(token_ids),
+                positions=torch.arange(len(token_ids), dtype=torch.int32),
+                alpha=torch.tensor([alpha], dtype=torch.float32),
+                window=torch.tensor([window], dtype=torch.int32),
+                rows_per_group=budget.rows_per_group,
+            ))
+        finally:
+            ops.rows_into = None
+            if self._cache.ledger.dense_bytes(len(token_ids)) > _TRIM_BYTES:
+                trim_heap()
+        if outputs.k_rows.data_ptr() != segment.k_rows.data_ptr() or outputs.k_rows.shape != segment.k_rows.shape:
+            raise RuntimeError(f"prefill kept {tuple(outputs.k_rows.shape)} rows elsewhere than in its segment")
+        segment.positions.copy_(outputs.positions)
+        segment.head_offsets.copy_(outputs.head_offsets)
+        rows = np.diff(outputs.head_offsets.numpy()).reshape(self._model.num_layers, self._model.num_kv_heads)
+        return Prefill(outputs.logits.unsqueeze(0), rows, dict(ops.seconds))
+
+    def plan(self, segments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``Executor.plan``."""
+        capacity = segments.shape[0] * self._model.num_kv_heads + ITEMS_PER_THREAD * stages.num_threads()
+        return stages.plan(self._cache.arena, segments, self._model.num_layers, self._model.num_kv_heads, capacity,
+                           MIN_ROWS_PER_ITEM)
+
+    @torch.inference_mode()
+    def extend(
+        self, batch: Batch, token_ids: torch.Tensor, new_lengths: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As ``Executor.extend``."""
+        inputs = batch.inputs(token_ids, new_lengths)
+        outputs = self._decoder.extend(self._ops, inputs)
+        cache = inputs.cache
+        stages.append(outputs.k_new, outputs.v_new, cache.arena, cache.block_table, cache.tail_lengths,
+                      cache.new_lengths, cache.page_tokens, cache.page_base)
+        batch.advance(cache.new_lengths)
+        return outputs.logits

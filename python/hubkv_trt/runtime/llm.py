@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runtime's front: prompts in, text out of a cache that holds only the kept rows."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..config import Backend, EngineConfig
+from ..engine.directory import Engine, load_engine
+from .batch import Batch
+from .cache import Cache, CacheFullError, create_cache
+from .context import CompressedContext
+from .executors.executor import Executor
+from .memory import resident_bytes, trim_heap
+from .prompts import Prompt
+from .requests import Requests
+from .sampler import SamplingParams, sample
+from .scheduler import Phase, Scheduler
+from .sequence import RequestOutput, Sequence
+
+__all__ = ["LLM", "CacheFullError", "CompressedContext", "Increment", "RequestError", "RequestOutput", "SamplingParams"]
+
+
+class RequestError(RuntimeError):
+    """Some requests of a call failed; ``outputs`` has all results, the failed ones with ``finish_reason`` ``error``."""
+
+    def __init__(self, message: str, outputs: list[RequestOutput]) -> None:
+        super().__init__(message)
+        self.outputs = outputs
+
+
+@dataclass(frozen=True)
+class Increment:
+    """A piece of a stream.
+
+    Attributes:
+        index: which prompt of the call.
+        text: what is new; the pieces of a prompt add up to ``RequestOutput.text``.
+        token_ids: tokens since the last piece; a token whose text is held back comes with a later piece.
+        output: the whole result, in the last piece of a prompt; else None.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    output: RequestOutput | None = None
+
+
+class LLM:
+    """An engine directory, ready to generate. Not for use from several threads at once.
+
+    Args:
+        engine: path of an engine directory, or an ``Engine``.
+        cache_bytes: size of the KV cache; ``runtime.cache.create_cache`` says what the default is.
+        tail_tokens: how many generated (and question) tokens of all sequences together fit; see there.
+        verify: compare the engine's files with their checksums.
+
+    Attributes:
+        config: the engine's ``EngineConfig``.
+        tokenizer: of transformers.
+        cache: the KV cache, with its counters.
+
+    Raises:
+        ValueError: the directory is no sound engine, its backend is not here, or the cache sizes do not fit.
+    """
+
+    def __init__(
+        self, engine: str | os.PathLike[str] | Engine, *, cache_bytes: int | None = None,
+        tail_tokens: int | None = None, verify: bool = True,
+    ) -> None:
+        if not isinstance(engine, Engine):
+            engine = load_engine(engine, verify=verify)
+        self.config: EngineConfig = engine.config
+        self.tokenizer: Any = engine.load_tokenizer()
+        self.cache: Cache = create_cache(engine.config, cache_bytes, tail_tokens)
+        self._executor = _create_executor(engine, self.cache)
+        self._scheduler = Scheduler(self.cache, engine.config.max_batch_size)
+        self._requests = Requests(engine.config, self.tokenizer, self.cache)
+        self._batch: Batch | None = None  # the running sequences as they were in the last decode step
+        self._next_tokens = torch.empty(0, 1, dtype=torch.int32)  # [B, 1], theirs
+
+    # -- public calls
+
+    def generate(
+        self, prompts: Prompt | Seq[Prompt], sampling_params: SamplingParams | Seq[SamplingParams] | None = None, *,
+        ratio: float | Seq[float | None] | None = None, context: CompressedContext | None = None, chat: bool = False,
+    ) -> list[RequestOutput]:
+        """Generates for one prompt or many; they run together.
+
+        Args:
+            prompts: a text, token ids, chat messages, or a list of those.
+            sampling_params: one for all prompts or one for each. Default: greedy, 256 tokens.
+            ratio: compression ratio r in [0, 1), one for all prompts or one for each; None is the engine's.
+            context: the prompts are questions that follow this context.
+            chat: makes a prompt that is a text the user's turn of a chat. Messages always go through the chat template.
+
+        Returns:
+            A result for each prompt, in order.
+
+        Raises:
+            ValueError: a prompt or a parameter is refused; nothing has run then.
+            RequestError: some of several requests failed while they ran (where there is one, its own error is raised).
+                The others are finished, and the memory of all is given back.
+        """
+        sequences = self._requests.generation(prompts, sampling_params, ratio, context, chat, stream=False)
+        self._run_all(sequences)
+        return _results(sequences)
+
+    def stream(
+        self, prompts: Prompt | Seq[Prompt], sampling_params: SamplingParams | Seq[SamplingParams] | None = None, *,
+        ratio: float | Seq[float | None] | None = None, context: CompressedContext | None = None, chat: bool = False,
+    ) -> Iterator[Increment]:
+        """As ``generate``, giving text as it appears.
+
+        Arguments are checked at the call. Leaving the loop early ends the requests. Other calls may be made between two
+        pieces; what they ask for runs in the same batch.
+        """
+        return self._stream(self._requests.generation(prompts, sampling_params, ratio, context, chat, stream=True))
+
+    def compress(self, document: Prompt, *, ratio: float | None = None, chat: bool = False) -> CompressedContext:
+        """Prefills and compresses a document that questions shall follow (``generate(questions, context=...)``).
+
+        With ``chat``, or where the document is messages, it is the beginning of the user's turn (of the last message),
+        and each question continues and ends that turn: the text is that of the chat with document + question in one
+        turn. Let a document end with a line break, so that its last token does not depend on the question.
+
+        Args:
+            document: a text, token ids or chat messages.
+            ratio: compression ratio r in [0, 1); None is the engine's.
+            chat: see above.
+
+        Raises:
+            ValueError: the document or the ratio is refused.
+            CacheFullError: open contexts leave no room.
+        """
+        sequence, ending = self._requests.document(document, ratio, chat)
+        self._run_all([sequence])
+        if sequence.error is not None:
+            raise sequence.error
+        assert sequence.compressed is not None
+        sequence.compressed.ending = ending
+        return sequence.compressed
+
+    # -- the loop: schedule, run, postprocess
+
+    def step(self) -> None:
+        """One pass of the model for the sequences that the scheduler names."""
+        phase, sequences = self._scheduler.schedule()
+        if phase is Phase.IDLE:
+            return
+        start = time.perf_counter()
+        try:
+            logits = self._run(phase, sequences)
+            self._postprocess(phase, sequences, logits, start)
+        except Exception as error:  # these requests fail, the others go on
+            traceback.clear_frames(error.__traceback__)  # the error must not keep a prompt's dense K/V
+            for sequence in sequences:
+                self._scheduler.finish(sequence, "error", error)
+            self._batch = None
+            trim_heap()
+        except BaseException:  # an interrupt: lengths of the batch may be ahead of its tokens
+            self._batch = None
+            raise
+
+    def _run(self, phase: Phase, sequences: list[Sequence]) -> torch.Tensor:
+        """Logits float32 [B, V] of the token that follows each sequence."""
+        if phase is Phase.PREFILL:
+            return self._prefill(sequences[0])
+        if phase is Phase.QUESTION:
+            lengths = torch.tensor([len(s.token_ids) for s in sequences], dtype=torch.int32)
+            tokens = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.int32)
+            for row, sequence in zip(tokens, sequences, strict=True):
+                row[:len(sequence.token_ids)] = torch.from_numpy(sequence.token_ids)
+            return self._executor.extend(Batch(sequences, self.cache, self._executor.plan), tokens, lengths)
+        if self._batch is None or self._batch.sequences != sequences:
+            self._batch = Batch(sequences, self.cache, self._executor.plan)
+            self._next_tokens = torch.tensor([[s.output_ids[-1]] for s in sequences], dtype=torch.int32)
+        return self._executor.extend(self._batch, self._next_tokens)
+
+    def _prefill(self, sequence: Sequence) -> torch.Tensor:
+        config, stats, budget = self.config, sequence.stats, sequence.budget
+        assert budget is not None
+        assert sequence.segment is not None
+        alpha = window = 0.0
+        if config.hubkv is not None:
+            alpha, window = config.hubkv.alpha(stats.ratio), config.hubkv.window(len(sequence.token_ids))
+        done = self._executor.prefill(sequence.token_ids, budget, alpha, int(window), sequence.segment)
+        stats.seconds.update(done.seconds)
+        stats.rows = done.rows
+        stats.effective_ratio = budget.effective_ratio
+        stats.bytes_dense = self.cache.ledger.dense_bytes(len(sequence.token_ids))
+        stats.bytes_kept = sequence.segment.num_bytes
+        stats.resident_bytes = resident_bytes()
+        return done.logits
+
+    def _postprocess(self, phase: Phase, sequences: list[Sequence], logits: torch.Tensor, start: float) -> None:
+        if sequences[0].params is None:  # a document: nothing is generated, its segment stays
+            sequence = sequences[0]
+            stats = sequence.stats
+            assert sequence.segment is not None
+            stats.seconds["prefill"] = time.perf_counter() - start
+            sequence.compressed = CompressedContext(self.cache, sequence.segment, len(sequence.token_ids), stats)
+            self._scheduler.finish(sequence, "stop")
+            return
+        tokens, valid = sample(logits, [s.params for s in sequences if s.params], [s.generator for s in sequences])
+        if phase is Phase.DECODE:
+            self._next_tokens = tokens.to(torch.int32).unsqueeze(1)
+        chosen = tokens.tolist()
+        name = {Phase.PREFILL: "prefill", Phase.QUESTION: "extend", Phase.DECODE: "decode"}[phase]
+        seconds = time.perf_counter() - start
+        for sequence, token, ok in zip(sequences, chosen, valid.tolist(), strict=True):
+            sequence.stats.seconds[name] = sequence.stats.seconds.get(name, 0.0) + seconds
+            sequence.stats.decode_steps += phase is Phase.DECODE
+            if not ok:
+                error = ValueError("logits: NaN or infinite; check the engine's weights and dtype")
+                self._scheduler.finish(sequence, "error", error)
+            elif reason := sequence.append(token):
+                self._scheduler.finish(sequence, reason)
+        if not self._scheduler.running:
+            self._batch = None
+
+    # -- calls over the loop
+
+    def _run_all(self, sequences: list[Sequence]) -> None:
+        """Steps until all have finished; whatever happens, none is left behind."""
+        try:
+            for sequence in sequences:
+                self._scheduler.add(sequence)
+            while not all(s.finished for s in sequences):
+                self.step()
+        finally:
+            self._abort(sequences)
+
+    def _stream(self, sequences: list[Sequence]) -> Iterator[Increment]:
+        given = [0] * len(sequences)  # tokens already told
+        live = dict(enumerate(sequences))
+        try:
+            for sequence in sequences:
+                self._scheduler.add(sequence)
+            while live:
+                self.step()
+                for index, sequence in list(live.items()):
+                    text = sequence.detokenizer.take(final=sequence.finished)
+                    if not text and not sequence.finished:
+                        continue
+                    tokens, given[index] = sequence.output_ids[given[index]:], len(sequence.output_ids)
+                    if sequence.finished:
+                        del live[index]
+                    yield Increment(index, text, tokens, sequence.output() if sequence.finished else None)
+        finally:
+            self._abort(sequences)
+        _results(sequences)
+
+    def _abort(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            self._scheduler.finish(sequence, "aborted")
+
+
+def _results(sequences: list[Sequence]) -> list[RequestOutput]:
+    """The outputs of finished sequences; raises where some failed."""
+    outputs = [s.output() for s in sequences]
+    failed = [(i, o.error) for i, o in enumerate(outputs) if o.error is not None]
+    if not failed:
+        return outputs
+    index, error = failed[0]
+    if len(outputs) == 1:
+        raise error
+    message = f"{len(failed)} of {len(outputs)} requests failed; prompts[{index}]: {error}"
+    raise RequestError(message, outputs) from error
+
+
+def _create_executor(engine: Engine, cache: Cache) -> Executor:
+    if engine.config.backend is not Backend.EAGER:
+        raise ValueError(f"backend: {engine.config.backend.value!r} cannot be run by this version: build the engine "
+                         "with --backend eager")
+    from .executors.eager import EagerExecutor
+
+    return EagerExecutor(engine.config, {**engine.weights, **engine.gate}, cache)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the arguments of a call to sequences: everything is checked before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..config import EngineConfig, HubKVConfig, budget, check_ratio, require
+from .cache import Cache
+from .context import CompressedContext
+from .detokenizer import Detokenizer
+from .prompts import Encoder, as_list, per_prompt
+from .sampler import SamplingParams
+from .sequence import Sequence
+
+KEEP_ALL = HubKVConfig(ratio=0.0, sink_tokens=0, window_ratio=0.0)
+"""What a dense engine keeps: every row."""
+
+
+class Requests:
+    """Makes sequences for one engine.
+
+    Args:
+        config: the engine.
+        tokenizer: of transformers.
+        cache: where they will lie.
+    """
+
+    def __init__(self, config: EngineConfig, tokenizer: Any, cache: Cache) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._cache = cache
+        self._encoder = Encoder(tokenizer, config.model.vocab_size)
+
+    def generation(
+        self, prompts: Any, sampling_params: Any, ratio: Any, context: CompressedContext | None, chat: bool,
+        stream: bool,
+    ) -> list[Sequence]:
+        """A sequence for each prompt (arguments as in ``LLM.generate``).
+
+        Raises:
+            ValueError: see ``LLM.generate``; names the prompt by its index where there are several.
+        """
+        prompts = as_list(prompts)
+        params = per_prompt("sampling_params", sampling_params, len(prompts))
+        ratios = per_prompt("ratio", ratio, len(prompts))
+        if context is not None:
+            self._check_context(context, ratio, chat)
+        sequences = []
+        for index, (prompt, given, r) in enumerate(zip(prompts, params, ratios, strict=True)):
+            p = SamplingParams() if given is None else given
+            require(isinstance(p, SamplingParams), "sampling_params", p, "a SamplingParams")
+            try:
+                if context is None:
+                    sequences.append(self.prompt(self._encoder.prompt(prompt, chat), p, r, stream))
+                else:
+                    sequences.append(self._question(self._encoder.question(prompt, context.ending), p, context, stream))
+            except ValueError as error:
+                raise error if len(prompts) == 1 else ValueError(f"prompts[{index}]: {error}") from None
+        return sequences
+
+    def document(self, document: Any, ratio: float | None, chat: bool) -> tuple[Sequence, str]:
+        """The sequence that compresses a document, and the text that ends each question's turn."""
+        token_ids, ending = self._encoder.document(document, chat)
+        return self.prompt(token_ids, None, ratio, stream=False), ending
+
+    def prompt(
+        self, token_ids: np.ndarray, params: SamplingParams | None, ratio: float | None, stream: bool
+    ) -> Sequence:
+        """A prompt that is prefilled; without ``params`` it is only compressed."""
+        config, hubkv, num_tokens = self._config, self._config.hubkv, len(token_ids)
+        if hubkv is None:
+            require(not ratio, "ratio", ratio, "0: this engine was built without --hubkv and keeps every KV pair")
+        ratio = (hubkv.ratio if hubkv else 0.0) if ratio is None else check_ratio(ratio)
+        require(num_tokens <= config.max_input_len, "prompt", f"{num_tokens} tokens",
+                f"at most {config.max_input_len}, the engine's max_input_len")
+        return self._sequence(token_ids, params, 0, stream, ratio=ratio,
+                              budget=budget(config.model, hubkv or KEEP_ALL, num_tokens, ratio))
+
+    def _question(
+        self, token_ids: np.ndarray, params: SamplingParams, context: CompressedContext, stream: bool
+    ) -> Sequence:
+        return self._sequence(token_ids, params, context.num_tokens, stream, ratio=context.stats.ratio, context=context)
+
+    def _sequence(
+        self, token_ids: np.ndarray, params: SamplingParams | None, context_tokens: int, stream: bool, **fields: Any
+    ) -> Sequence:
+        model, total = self._config.model, context_tokens + len(token_ids)
+        room = model.max_position_embeddings - total
+        max_tokens = 0
+        if params is not None:
+            require(room >= 1, "prompt", f"{total} tokens",
+                    f"less than {model.max_position_embeddings}, the model's max_position_embeddings")
+            max_tokens = min(params.max_tokens, room)
+        end_ids = set(params.stop_token_ids) if params else set()
+        if params and not params.ignore_eos:
+            end_ids |= set(model.eos_token_ids)
+        detokenizer = Detokenizer(self._tokenizer, params.stop if params else ())
+        sequence = Sequence(token_ids, params, max_tokens=max_tokens, end_ids=frozenset(end_ids),
+                            detokenizer=detokenizer, stream=stream, **fields)
+        self._cache.check_can_ever_fit(sequence.own_rows, sequence.tail_limit)
+        return sequence
+
+    def _check_context(self, context: CompressedContext, ratio: Any, chat: bool) -> None:
+        require(isinstance(context, CompressedContext), "context", context, "a CompressedContext")
+        require(context.belongs_to(self._cache), "context", context, "of this LLM: compress the document with it")
+        require(not context.closed, "context", context, "open; compress the document again")
+        require(ratio is None, "ratio", ratio, "None with a context: the ratio was given to compress()")
+        require(not chat, "chat", chat, "False with a context: chat is given to compress()")

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request on its way through the engine."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..config import Budget
+from .cache import Segment, Tail
+from .detokenizer import Detokenizer
+from .memory import peak_bytes
+from .sampler import SamplingParams
+from .stats import RequestStats
+
+if TYPE_CHECKING:
+    from .context import CompressedContext
+
+
+class Status(Enum):
+    NEW = "new"
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What a request gave.
+
+    Attributes:
+        text: generated text without special tokens, cut before a stop text.
+        token_ids: generated tokens; an end-of-sequence token that ended the sequence is the last.
+        finish_reason: ``stop`` (end of sequence or stop text), ``length`` (max_tokens, or the model's positions are
+            used up), ``error`` or ``aborted``.
+        stats: what it cost.
+        error: what went wrong, with ``finish_reason`` ``error``.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stats: RequestStats
+    error: Exception | None = None
+
+
+class Sequence:
+    """The tokens of one request, and what it holds of the cache.
+
+    Args:
+        token_ids: int32 [n], n >= 1: a prompt, or a question that follows a context.
+        params: None for a document that is only compressed.
+        max_tokens: tokens to generate at most; 0 for a document.
+        end_ids: tokens that end it.
+        detokenizer: a fresh one.
+        stream: text is wanted while it is generated.
+        ratio: the compression ratio asked for.
+        budget: of a prompt; None for a question.
+        context: what a question follows; it shares its segment.
+    """
+
+    def __init__(
+        self, token_ids: np.ndarray, params: SamplingParams | None, *, max_tokens: int, end_ids: frozenset[int],
+        detokenizer: Detokenizer, stream: bool, ratio: float, budget: Budget | None = None,
+        context: CompressedContext | None = None,
+    ) -> None:
+        self.token_ids = token_ids
+        self.params = params
+        self.max_tokens = max_tokens
+        self.budget = budget
+        self.context = context
+        self.detokenizer = detokenizer
+        self.generator = random.Random(params.seed if params else None)
+        self.status = Status.NEW
+        self.finish_reason = ""
+        self.error: Exception | None = None
+        self.output_ids: list[int] = []
+        self.compressed: CompressedContext | None = None  # what a document became
+        self.segment: Segment | None = None
+        self.tail: Tail | None = None
+        self.stats = RequestStats(prompt_tokens=len(token_ids), ratio=ratio)
+        self._end_ids = end_ids
+        self._decodes = stream or bool(params and params.stop)  # else all text is decoded at the end
+        self._arrival = time.perf_counter()
+        self._context_tokens = 0
+        if context is not None:
+            self._context_tokens = self.stats.context_tokens = context.num_tokens
+            for name in ("effective_ratio", "rows", "bytes_dense", "bytes_kept"):
+                setattr(self.stats, name, getattr(context.stats, name))
+
+    # -- what it needs
+
+    @property
+    def own_rows(self) -> int | None:
+        """Rows of the segment that it needs of its own; None for a question."""
+        return None if self.budget is None else self.budget.num_rows
+
+    @property
+    def tail_limit(self) -> int:
+        """Tokens that the tail may come to hold: the last token generated is never fed."""
+        question = 0 if self.context is None else len(self.token_ids)
+        return question + max(0, self.max_tokens - 1)
+
+    # -- where it stands
+
+    @property
+    def finished(self) -> bool:
+        return self.status is Status.FINISHED
+
+    @property
+    def next_position(self) -> int:
+        """The position of the next token to be fed: the tokens of the text that the cache stands for."""
+        if self.output_ids:
+            return self._context_tokens + len(self.token_ids) + len(self.output_ids) - 1
+        return self._context_tokens
+
+    @property
+    def tail_length(self) -> int:
+        """Tokens in the tail; it begins behind the tokens that the segment stands for."""
+        return self.next_position - (self._context_tokens or len(self.token_ids))
+
+    # -- what happens to it
+
+    def append(self, token: int) -> str:
+        """Takes a generated token; the reason if the sequence ends with it, else an empty text."""
+        if not self.output_ids:
+            self.stats.first_token_seconds = time.perf_counter() - self._arrival
+        self.output_ids.append(token)
+        if token in self._end_ids:
+            return "stop"
+        if self._decodes:
+            self.detokenizer.push((token,))
+            if self.detokenizer.stopped:
+                return "stop"
+        return "length" if len(self.output_ids) >= self.max_tokens else ""
+
+    def finish(self, reason: str, error: Exception | None = None) -> None:
+        """The end; what it held has been given back."""
+        ended = bool(self.output_ids) and self.output_ids[-1] in self._end_ids
+        if not self._decodes:
+            self.detokenizer.push(self.output_ids[:-1] if ended else self.output_ids)
+        self.detokenizer.finish()
+        if self.detokenizer.stopped and error is None:
+            reason = "stop"
+        self.status, self.finish_reason, self.error = Status.FINISHED, reason, error
+        self.context = None  # it may be closed and collected now
+        self.stats.output_tokens = len(self.output_ids)
+        self.stats.peak_bytes = peak_bytes()
+
+    def output(self) -> RequestOutput:
+        """The result of a finished sequence."""
+        return RequestOutput(self.detokenizer.text, self.output_ids, self.finish_reason, self.stats, self.error)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one request cost, and what of it was kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class RequestStats:
+    """Figures of one request. Bytes are the ledger's (``runtime/cache.py``), seconds are wall time.
+
+    Attributes:
+        prompt_tokens: T of the prompt, or the tokens of a question.
+        context_tokens: tokens of the compressed context that the question follows; 0 without one.
+        output_tokens: tokens generated.
+        ratio: the compression ratio asked for.
+        effective_ratio: the fraction of KV pairs removed; lower than asked where protected tokens need more rows.
+        rows: int64 [L, Hkv], kept rows of each layer and head; None before prefill.
+        bytes_dense: K and V of all prompt (and context) tokens without compression.
+        bytes_kept: the compact segment, tables and padding included; a context's segment is shared by its questions.
+        bytes_tail: the pages of the tail when the request ended.
+        seconds: ``prefill`` and in it ``scorer``, ``refine``, ``select``, ``compact``; ``extend``, the pass of a
+            question over its context; ``decode``, the steps after the first token, each of which a batch shares.
+        first_token_seconds: from the request's arrival to its first token.
+        decode_steps: tokens that came from steps counted in ``decode``.
+        resident_bytes: of the process, after prefill.
+        peak_bytes: the most the process ever had, at the end of the request.
+    """
+
+    prompt_tokens: int = 0
+    context_tokens: int = 0
+    output_tokens: int = 0
+    ratio: float = 0.0
+    effective_ratio: float = 0.0
+    rows: np.ndarray | None = None
+    bytes_dense: int = 0
+    bytes_kept: int = 0
+    bytes_tail: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    first_token_seconds: float = 0.0
+    decode_steps: int = 0
+    resident_bytes: int = 0
+    peak_bytes: int = 0
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Mean time of a decode step that this request took part in; 0 before the second token."""
+        return self.seconds.get("decode", 0.0) / self.decode_steps if self.decode_steps else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON data, ``rows`` as nested lists."""
+        data = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        data["rows"] = None if self.rows is None else self.rows.tolist()
+        data["seconds"] = dict(self.seconds)
+        data["seconds_per_token"] = self.seconds_per_token
+        return data
