@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a FastKVzip gate for a model on plain-text files of your own (docs/gates.md).
 
-The model itself is the teacher (KVzip): it repeats each context, and the attention that a KV pair gets while it does says
+The model itself is the teacher (KVzip): it repeats each context, and the attention that a KV pair gets meanwhile says
 how much the pair is needed. The gate learns to foretell that from the attention inputs. All on the CPU.
 """
 
@@ -60,9 +60,8 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"train_gate: {error}", file=sys.stderr)
         return 1
-    print(
-        f"trained on {result.tokens} tokens, best after {result.steps} steps; on {result.held_out_tokens} held-out tokens:"
-    )
+    print(f"trained on {result.tokens} tokens; the best gate is that of step {result.steps}")
+    print(f"on {result.held_out_tokens} held-out tokens:")
     print(f"  Spearman with the teacher   {result.report['spearman']:.3f}")
     for name, value in result.report.items():
         if name.startswith("overlap@"):

@@ -239,10 +239,10 @@ def _load_pt(path: Path) -> Gate:
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"gate: {path}: refused, for unpickling it would need more than tensors and arrays, which can run "
-            f"code ({str(error).splitlines()[0]})"
+            f"code ({_first_line(error)})"
         ) from error
     except (RuntimeError, EOFError, OSError) as error:
-        raise ValueError(f"gate: {path}: not a whole .pt file ({str(error).splitlines()[0]})") from error
+        raise ValueError(f"gate: {path}: not a whole .pt file ({_first_line(error)})") from error
     layers = data.get("module") if isinstance(data, dict) else None
     if not isinstance(layers, list) or not layers or not all(isinstance(layer, dict) for layer in layers):
         raise ValueError(f'gate: {path}: "module" is not a list of state dicts, one per layer')
@@ -252,6 +252,10 @@ def _load_pt(path: Path) -> Gate:
             extra_axis = isinstance(tensor, torch.Tensor) and tensor.ndim == {"k_base": 4, "b": 3}.get(name)
             tensors[f"{i}.{name}"] = tensor.squeeze(1) if extra_axis else tensor  # [Hkv, 1, S, C], [Hkv, 1, G] there
     return Gate(tensors, {"source": path.name})
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _check_names(gate: Gate, path: Path) -> None:

@@ -33,7 +33,7 @@ class RepeatPrompts:
 class TeacherScores:
     """What the teacher says of one context."""
 
-    scores: torch.Tensor  # float32 [L, Hkv, T]; prefix: 1 at the sinks, else 0
+    scores: torch.Tensor  # float32 [L, Hkv, T]; 0 in the prefix
     hidden: torch.Tensor  # [L, T, E], the attention inputs of the context pass
 
 
@@ -82,8 +82,7 @@ def teacher_scores(
         ops: eager ops over its weights, float32 for exact ranks.
         input_ids: T tokens, the prefix included.
         prompts: of the model's tokenizer.
-        prefix_length: tokens before the context proper (a chat template's), which are not scored: its first 4 get 1,
-            the others 0.
+        prefix_length: tokens before the context proper (a chat template's), which are not scored: they get 0.
         chunk_tokens: tokens that one repeat pass covers.
 
     Returns:
@@ -113,7 +112,6 @@ def teacher_scores(
 
     decoder.forward(ops, _ids(input_ids), torch.arange(num_tokens, dtype=torch.int32), read)
     scores = torch.zeros(decoder.model.num_layers, decoder.model.num_kv_heads, num_tokens)
-    scores[..., :NUM_SINKS] = 1.0
 
     for start, stop, ids in chunks:
 
