@@ -19,7 +19,7 @@ namespace
 constexpr int64_t kTASK_BYTES = 256 << 10;       // output of a task, k and v together
 constexpr int64_t kTASKS_PER_THREAD = 16;        // at most
 constexpr int64_t kSTREAM_BYTES = 16LL << 20;    // outputs from this size on bypass the cache
-constexpr int64_t kPREFETCH_BYTES = 2048;        // how far ahead of the copy rows are asked for
+constexpr int64_t kPREFETCH_BYTES = 4 << 10;      // rows asked for ahead of the copy
 
 //! Rows of one head from one tensor.
 struct RowCopy
@@ -47,7 +47,7 @@ HUBKV_INLINE void prefetchRow(RowCopy const& copy, int64_t row)
     char const* const from = sourceRow(copy, row);
     for (int64_t byte = 0; byte < copy.rowBytes; byte += 64)
     {
-        __builtin_prefetch(from + byte, 0, 0);
+        __builtin_prefetch(from + byte, 0, 2);
     }
 #else
     (void) copy;
@@ -55,22 +55,27 @@ HUBKV_INLINE void prefetchRow(RowCopy const& copy, int64_t row)
 #endif
 }
 
-//! copyRow(from, to, bytes) for every row, with the rows ahead prefetched.
+//! copyRow(from, to, bytes) for every row. Rows are asked for a block ahead and into the second-level cache: more reads
+//! are then under way than the first level can wait for.
 template <typename CopyRow>
 HUBKV_INLINE void forRows(RowCopy const& copy, CopyRow copyRow)
 {
-    int64_t const ahead = kPREFETCH_BYTES / copy.rowBytes + 1;
-    for (int64_t row = 0; row < std::min(ahead, copy.rows); ++row)
+    int64_t const block = std::max<int64_t>(1, kPREFETCH_BYTES / copy.rowBytes);
+    for (int64_t row = 0; row < std::min(block, copy.rows); ++row)
     {
         prefetchRow(copy, row);
     }
-    for (int64_t row = 0; row < copy.rows; ++row)
+    for (int64_t first = 0; first < copy.rows; first += block)
     {
-        if (row + ahead < copy.rows)
+        int64_t const last = std::min(copy.rows, first + block);
+        for (int64_t row = last; row < std::min(copy.rows, last + block); ++row)
         {
-            prefetchRow(copy, row + ahead);
+            prefetchRow(copy, row);
         }
-        copyRow(sourceRow(copy, row), copy.to + row * copy.rowBytes, copy.rowBytes);
+        for (int64_t row = first; row < last; ++row)
+        {
+            copyRow(sourceRow(copy, row), copy.to + row * copy.rowBytes, copy.rowBytes);
+        }
     }
 }
 
@@ -81,7 +86,7 @@ void copyPlain(RowCopy const& copy)
 
 #if HUBKV_X86
 
-//! Stores around the cache; `to` aligned to 16 bytes.
+//! Stores around the cache, 16 bytes at a time; `to` is aligned to 16 bytes.
 void copyStream16(RowCopy const& copy)
 {
     forRows(copy,
@@ -96,20 +101,61 @@ void copyStream16(RowCopy const& copy)
     _mm_sfence();
 }
 
+//! The same, 32 bytes at a time.
+HUBKV_TARGET_AVX2 void copyStream32(RowCopy const& copy)
+{
+    forRows(copy,
+        [](char const* from, char* to, int64_t bytes) HUBKV_TARGET_AVX2
+        {
+            for (int64_t byte = 0; byte < bytes; byte += 32)
+            {
+                _mm256_stream_si256(reinterpret_cast<__m256i*>(to + byte),
+                    _mm256_loadu_si256(reinterpret_cast<__m256i const*>(from + byte)));
+            }
+        });
+    _mm_sfence();
+}
+
+//! The same for rows of whole cache lines that start on one.
+HUBKV_TARGET_AVX512 void copyStream64(RowCopy const& copy)
+{
+    forRows(copy,
+        [](char const* from, char* to, int64_t bytes) HUBKV_TARGET_AVX512
+        {
+            for (int64_t byte = 0; byte < bytes; byte += 64)
+            {
+                _mm512_stream_si512(reinterpret_cast<__m512i*>(to + byte), _mm512_loadu_si512(from + byte));
+            }
+        });
+    _mm_sfence();
+}
+
 #endif
 
 using CopyRows = void (*)(RowCopy const& copy);
 
-CopyRows chooseCopy(int64_t outputBytes, void const* kRows, void const* vRows)
+CopyRows chooseCopy(int64_t rows, int64_t rowBytes, void const* kRows, void const* vRows)
 {
 #if HUBKV_X86
     uintptr_t const addresses = reinterpret_cast<uintptr_t>(kRows) | reinterpret_cast<uintptr_t>(vRows);
-    if (outputBytes >= kSTREAM_BYTES && addresses % 16 == 0)
+    if (2 * rows * rowBytes >= kSTREAM_BYTES)
     {
-        return copyStream16;
+        if (cpuIsa() == Isa::kAVX512 && addresses % 64 == 0 && rowBytes % 64 == 0)
+        {
+            return copyStream64;
+        }
+        if (cpuIsa() >= Isa::kAVX2 && addresses % 32 == 0 && rowBytes % 32 == 0)
+        {
+            return copyStream32;
+        }
+        if (addresses % 16 == 0)
+        {
+            return copyStream16;
+        }
     }
 #else
-    (void) outputBytes;
+    (void) rows;
+    (void) rowBytes;
     (void) kRows;
     (void) vRows;
 #endif
@@ -123,7 +169,7 @@ void compactHost(hubkv_compact_params const& params, void const* const* k, void 
 {
     int64_t const element = elementBytes(params.dtype);
     int64_t const rowBytes = params.D * element;
-    CopyRows const copyRows = chooseCopy(2 * params.K * rowBytes, kRows, vRows);
+    CopyRows const copyRows = chooseCopy(params.K, rowBytes, kRows, vRows);
     int64_t const wanted = 2 * params.K * rowBytes / kTASK_BYTES + 1;
     int64_t const tasks = std::min({wanted, params.K, kTASKS_PER_THREAD * numThreads()});
     parallelFor(tasks,
