@@ -131,8 +131,8 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
 class RopeConfig(Config):
     """Rotary position embedding.
 
-    ``type`` is ``default``, ``linear``, ``llama3`` (Llama 3.1) or ``yarn`` (arXiv 2309.00071); the remaining fields are used
-    by the types that name them, with the meaning they have in a Hugging Face ``config.json``.
+    ``type`` is ``default``, ``linear``, ``llama3`` (Llama 3.1) or ``yarn`` (arXiv 2309.00071); the remaining fields are
+    used by the types that name them, with the meaning they have in a Hugging Face ``config.json``.
     """
 
     theta: float = 10000.0
@@ -254,7 +254,7 @@ class HubKVConfig(Config):
         return cls(**{"preset": preset, **PRESETS[preset], **changes})
 
     def alpha(self, ratio: float) -> float:
-        """Strength of the refinement, r^p; 0 at r = 0 for every p, so that nothing is refined where nothing is removed."""
+        """Strength of the refinement, r^p; 0 at r = 0 for every p: where nothing is removed, nothing is refined."""
         return 0.0 if ratio == 0 else float(ratio) ** self.gate_power
 
     def window(self, num_tokens: int) -> int:
