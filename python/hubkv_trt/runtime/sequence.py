@@ -150,7 +150,7 @@ class Sequence:
         self.status, self.finish_reason, self.error = Status.FINISHED, reason, error
         self.context = None  # it may be closed and collected now
         self.stats.output_tokens = len(self.output_ids)
-        self.stats.peak_bytes = peak_bytes()
+        self.stats.peak_bytes = max(peak_bytes(), self.stats.resident_bytes)  # the kernel keeps its peak loosely
 
     def output(self) -> RequestOutput:
         """The result of a finished sequence."""
