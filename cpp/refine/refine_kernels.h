@@ -31,6 +31,23 @@ struct RefineKernels
     int64_t (*countNonFinite)(float const* scores, int64_t n);
 };
 
-RefineKernels const& refineKernels(Isa isa) noexcept;
+RefineKernels const& refineKernelsScalar();
+RefineKernels const& refineKernelsAvx2();
+RefineKernels const& refineKernelsAvx512();
+
+inline RefineKernels const& refineKernels(Isa isa)
+{
+#if HUBKV_X86
+    switch (isa)
+    {
+    case Isa::kAVX512: return refineKernelsAvx512();
+    case Isa::kAVX2: return refineKernelsAvx2();
+    case Isa::kSCALAR: break;
+    }
+#else
+    (void) isa;
+#endif
+    return refineKernelsScalar();
+}
 
 } // namespace hubkv

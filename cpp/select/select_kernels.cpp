@@ -65,7 +65,38 @@ int32_t gatherScalar(float const* scores, int64_t n, int32_t least, int32_t firs
 
 #if HUBKV_X86
 
-// ---- AVX2: 8 keys at a time, the kept ones picked by the bits of a mask ----
+// ---- AVX2: 8 keys at a time, the kept ones moved to the front by a permutation looked up for their mask ----
+
+struct Compressions
+{
+    uint64_t lanes[256]; // a byte for each lane: the kept lanes ascending, then zeros
+};
+
+constexpr Compressions compressions()
+{
+    Compressions table{};
+    for (unsigned mask = 0; mask < 256; ++mask)
+    {
+        unsigned kept = 0;
+        for (unsigned lane = 0; lane < 8; ++lane)
+        {
+            if ((mask >> lane & 1u) != 0)
+            {
+                table.lanes[mask] |= static_cast<uint64_t>(lane) << (8 * kept++);
+            }
+        }
+    }
+    return table;
+}
+
+alignas(64) constexpr Compressions kCOMPRESSIONS = compressions();
+
+HUBKV_TARGET_AVX2 HUBKV_INLINE void storeKept8(int32_t* to, __m256i values, unsigned mask)
+{
+    __m128i const lanes = _mm_loadl_epi64(reinterpret_cast<__m128i const*>(kCOMPRESSIONS.lanes + mask));
+    __m256i const packed = _mm256_permutevar8x32_epi32(values, _mm256_cvtepu8_epi32(lanes));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), packed);
+}
 
 HUBKV_TARGET_AVX2 HUBKV_INLINE __m256i keys8(float const* scores)
 {
@@ -101,10 +132,9 @@ HUBKV_TARGET_AVX2 int32_t bracketAvx2(
         __m256i const keys = keys8(scores + i);
         unsigned const isOver = greater8(keys, highKeys);
         over += __builtin_popcount(isOver);
-        for (unsigned left = 0xffu & ~(isOver | greater8(lowKeys, keys)); left != 0; left &= left - 1)
-        {
-            inside[count++] = keyOf(scores[i + __builtin_ctz(left)]);
-        }
+        unsigned const isInside = 0xffu & ~(isOver | greater8(lowKeys, keys));
+        storeKept8(inside + count, keys, isInside);
+        count += __builtin_popcount(isInside);
     }
     count += bracketBody(scores + i, n - i, low, high, inside + count, above);
     above += over;
@@ -114,14 +144,15 @@ HUBKV_TARGET_AVX2 int32_t bracketAvx2(
 HUBKV_TARGET_AVX2 int32_t gatherAvx2(float const* scores, int64_t n, int32_t least, int32_t first, int32_t* out)
 {
     __m256i const leastKeys = _mm256_set1_epi32(least);
+    __m256i numbers = _mm256_add_epi32(_mm256_set1_epi32(first), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
     int32_t count = 0;
     int64_t i = 0;
     for (; i + 8 <= n; i += 8)
     {
-        for (unsigned kept = 0xffu & ~greater8(leastKeys, keys8(scores + i)); kept != 0; kept &= kept - 1)
-        {
-            out[count++] = first + static_cast<int32_t>(i) + __builtin_ctz(kept);
-        }
+        unsigned const kept = 0xffu & ~greater8(leastKeys, keys8(scores + i));
+        storeKept8(out + count, numbers, kept);
+        count += __builtin_popcount(kept);
+        numbers = _mm256_add_epi32(numbers, _mm256_set1_epi32(8));
     }
     return count + gatherBody(scores + i, n - i, least, first + static_cast<int32_t>(i), out + count);
 }
