@@ -13,8 +13,8 @@ namespace hubkv
 namespace
 {
 
-void checkStrides(hubkv_compact_params const& params, char const* headField, int64_t headStride,
-    char const* tokenField, int64_t tokenStride)
+void checkStrides(hubkv_compact_params const& params, char const* headField, int64_t headStride, char const* tokenField,
+    int64_t tokenStride)
 {
     checkRange(headField, headStride, 0, kINT64_MAX);
     checkRange(tokenField, tokenStride, 0, kINT64_MAX);
