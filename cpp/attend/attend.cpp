@@ -39,53 +39,53 @@ void checkParams(hubkv_attend_params const& params)
 extern "C"
 {
 
-    hubkv_status hubkv_attend_workspace(hubkv_device device, hubkv_attend_params const* params, int64_t* bytes)
-    {
-        return hubkv::guard(
-            [&]
-            {
-                hubkv::checkPointer("params", params);
-                checkParams(*params);
-                hubkv::checkPointer("bytes", bytes);
-                hubkv::checkDevice(device);
-                *bytes = hubkv::AttendLayout(*params).bytes;
-            });
-    }
+hubkv_status hubkv_attend_workspace(hubkv_device device, hubkv_attend_params const* params, int64_t* bytes)
+{
+    return hubkv::guard(
+        [&]
+        {
+            hubkv::checkPointer("params", params);
+            checkParams(*params);
+            hubkv::checkPointer("bytes", bytes);
+            hubkv::checkDevice(device);
+            *bytes = hubkv::AttendLayout(*params).bytes;
+        });
+}
 
-    hubkv_status hubkv_attend(hubkv_device device, void* /* stream */, hubkv_attend_params const* params, void const* q,
-        void const* kNew, void const* vNew, int64_t const* arena, int64_t const* segments, int32_t const* blockTable,
-        int32_t const* tailLengths, int32_t const* newLengths, int32_t const* work, int32_t const* workCount, void* out,
-        void* workspace, int64_t workspaceBytes)
-    {
-        return hubkv::guard(
-            [&]
+hubkv_status hubkv_attend(hubkv_device device, void* /* stream */, hubkv_attend_params const* params, void const* q,
+    void const* kNew, void const* vNew, int64_t const* arena, int64_t const* segments, int32_t const* blockTable,
+    int32_t const* tailLengths, int32_t const* newLengths, int32_t const* work, int32_t const* workCount, void* out,
+    void* workspace, int64_t workspaceBytes)
+{
+    return hubkv::guard(
+        [&]
+        {
+            hubkv::checkPointer("params", params);
+            checkParams(*params);
+            int64_t const elementBytes = hubkv::elementBytes(params->cache.dtype);
+            hubkv::checkAligned("q", q, elementBytes);
+            hubkv::checkAligned("kNew", kNew, elementBytes);
+            hubkv::checkAligned("vNew", vNew, elementBytes);
+            hubkv::checkAligned("arena", arena, sizeof(int64_t));
+            hubkv::checkAligned("segments", segments, sizeof(int64_t));
+            if (params->cache.maxPages > 0)
             {
-                hubkv::checkPointer("params", params);
-                checkParams(*params);
-                int64_t const elementBytes = hubkv::elementBytes(params->cache.dtype);
-                hubkv::checkAligned("q", q, elementBytes);
-                hubkv::checkAligned("kNew", kNew, elementBytes);
-                hubkv::checkAligned("vNew", vNew, elementBytes);
-                hubkv::checkAligned("arena", arena, sizeof(int64_t));
-                hubkv::checkAligned("segments", segments, sizeof(int64_t));
-                if (params->cache.maxPages > 0)
-                {
-                    hubkv::checkAligned("blockTable", blockTable, sizeof(int32_t));
-                }
-                hubkv::checkAligned("tailLengths", tailLengths, sizeof(int32_t));
-                if (newLengths != nullptr)
-                {
-                    hubkv::checkAligned("newLengths", newLengths, sizeof(int32_t));
-                }
-                hubkv::checkAligned("work", work, sizeof(int32_t));
-                hubkv::checkAligned("workCount", workCount, sizeof(int32_t));
-                hubkv::checkAligned("out", out, elementBytes);
-                hubkv::checkDevice(device);
-                hubkv::checkWorkspace(workspace, workspaceBytes, hubkv::AttendLayout(*params).bytes);
-                hubkv::AttendArrays const arrays{q, kNew, vNew, arena, segments, blockTable, tailLengths, newLengths,
-                    reinterpret_cast<hubkv::WorkItem const*>(work), workCount, out};
-                hubkv::attendHost(*params, arrays, workspace);
-            });
-    }
+                hubkv::checkAligned("blockTable", blockTable, sizeof(int32_t));
+            }
+            hubkv::checkAligned("tailLengths", tailLengths, sizeof(int32_t));
+            if (newLengths != nullptr)
+            {
+                hubkv::checkAligned("newLengths", newLengths, sizeof(int32_t));
+            }
+            hubkv::checkAligned("work", work, sizeof(int32_t));
+            hubkv::checkAligned("workCount", workCount, sizeof(int32_t));
+            hubkv::checkAligned("out", out, elementBytes);
+            hubkv::checkDevice(device);
+            hubkv::checkWorkspace(workspace, workspaceBytes, hubkv::AttendLayout(*params).bytes);
+            hubkv::AttendArrays const arrays{q, kNew, vNew, arena, segments, blockTable, tailLengths, newLengths,
+                reinterpret_cast<hubkv::WorkItem const*>(work), workCount, out};
+            hubkv::attendHost(*params, arrays, workspace);
+        });
+}
 
 } // extern "C"

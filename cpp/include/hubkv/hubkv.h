@@ -217,11 +217,11 @@ HUBKV_API hubkv_status hubkv_plan(hubkv_device device, void* stream, hubkv_cache
 typedef struct
 {
     hubkv_cache_params cache;
-    int64_t Tq;    /* >= 1 */
-    int64_t Hq;    /* G = Hq / Hkv in 1..16 */
-    int64_t layer; /* 0..L-1 */
-    float scale;   /* 0 means 1 / sqrt(D) */
-    int64_t qTokenStride; /* elements between the tokens of q, kNew, vNew; heads are D apart. Sequences are Tq tokens apart. */
+    int64_t Tq;           /* >= 1 */
+    int64_t Hq;           /* G = Hq / Hkv in 1..16 */
+    int64_t layer;        /* 0..L-1 */
+    float scale;          /* 0 means 1 / sqrt(D) */
+    int64_t qTokenStride; /* elements between tokens of q, kNew, vNew; heads are D, sequences Tq tokens apart */
     int64_t kTokenStride;
     int64_t vTokenStride;
 } hubkv_attend_params;
