@@ -103,10 +103,8 @@ def _decode(llm: Any, contexts: list[Any], token: int, new_tokens: int) -> float
     from hubkv_trt.runtime.sampler import SamplingParams
 
     params = SamplingParams(max_tokens=new_tokens, ignore_eos=True)
-    # One sequence a context: what LLM.generate does for one context, for several.
-    sequences = [llm._requests.generation([[token]], params, None, c, False, False)[0] for c in contexts]
-    llm._run_all(sequences)
-    stats = [s.output().stats for s in sequences]
+    outputs = llm.generate([[token]] * len(contexts), params, context=contexts)
+    stats = [output.stats for output in outputs]
     assert all(s.decode_steps == new_tokens - 1 for s in stats)
     return float(max(s.seconds_per_token for s in stats))
 
