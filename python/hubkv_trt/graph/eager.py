@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .. import ops as stages
 from ..config import DType, HubKVConfig
+from .linear import linear
 from .ops import CacheInputs
 
 TORCH_DTYPES = {
@@ -27,10 +28,10 @@ TORCH_DTYPES = {
 """torch's names of the engine dtypes."""
 
 SPLIT_TOKENS = 64
-"""From so many tokens on, the parts of a fused projection are products of their own: each then owns its memory."""
+"""From so many tokens on, the parts of a fused projection are copied apart, so that each can be freed by itself."""
 
-MLP_BYTES = 8 << 20
-"""The MLP's inner activation is made in pieces of about this size: it stays in the caches and needs no fresh pages."""
+PIECE_BYTES = 8 << 20
+"""Inner activations of many tokens are made in pieces of about this size: they stay in the caches, on warm pages."""
 
 
 class _Stage:
@@ -52,7 +53,8 @@ class EagerOps:
     """``graph.ops.Ops`` over torch tensors. Call it under ``torch.inference_mode()``.
 
     Args:
-        weights: by the names of ``models/checkpoint.py`` (and ``models/gate.py``), in ``dtype``, on one device.
+        weights: by the names of ``models/checkpoint.py`` (and ``models/gate.py``), in ``dtype``, on one device. On
+            the CPU ``graph.linear.pack_weights`` makes them faster.
         dtype: of activations and cache rows.
         rows_into: k_rows and v_rows [K, D] that ``compact`` fills from the top, for example views of the cache arena;
             None makes new tensors. Set anew for every prefill.
@@ -101,15 +103,19 @@ class EagerOps:
         return F.embedding(ids, table)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.linear(x, weight, bias)
+        return linear(x, weight, bias)
 
     def linear_split(
         self, x: Tensor, sizes: Sequence[int], weight: Tensor, bias: Tensor | None = None
     ) -> list[Tensor]:
         if x.shape[0] < SPLIT_TOKENS:
-            return list(F.linear(x, weight, bias).split(sizes, -1))
-        biases = [None] * len(sizes) if bias is None else bias.split(sizes)
-        return [F.linear(x, w, b) for w, b in zip(weight.split(sizes), biases, strict=True)]
+            return list(linear(x, weight, bias).split(sizes, -1))
+        parts = [x.new_empty(x.shape[0], size) for size in sizes]
+        piece = _piece(x, sum(sizes))
+        for rows, *targets in zip(x.split(piece), *(part.split(piece) for part in parts), strict=True):
+            for target, part in zip(targets, linear(rows, weight, bias).split(sizes, -1), strict=True):
+                target.copy_(part)
+        return parts
 
     def gated_mlp(
         self,
@@ -120,15 +126,12 @@ class EagerOps:
         gate_up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
     ) -> Tensor:
-        num_tokens = x.shape[0]
-        piece = max(64, MLP_BYTES // (2 * size * x.element_size()))
-        if num_tokens <= piece or x.is_cuda:
-            inner = F.linear(x, gate_up, gate_up_bias)
-            return F.linear(_silu_mul(inner, size), down, down_bias)
+        piece = _piece(x, 2 * size)
+        if x.shape[0] <= piece:
+            return linear(_silu_mul(linear(x, gate_up, gate_up_bias), size), down, down_bias)
         out = torch.empty_like(x)
         for rows, target in zip(x.split(piece), out.split(piece), strict=True):
-            inner = F.linear(rows, gate_up, gate_up_bias)
-            target.copy_(F.linear(_silu_mul(inner, size), down, down_bias))
+            target.copy_(linear(_silu_mul(linear(rows, gate_up, gate_up_bias), size), down, down_bias))
         return out
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
@@ -313,7 +316,11 @@ class EagerOps:
         return torch.cat(shifted)
 
 
+def _piece(x: Tensor, width: int) -> int:
+    """Tokens of x whose inner activation of that width is one piece."""
+    return x.shape[0] if x.is_cuda else max(64, PIECE_BYTES // (width * x.element_size()))
+
+
 def _silu_mul(inner: Tensor, size: int) -> Tensor:
-    """[N, 2*size] -> silu(first half) * second half [N, size], in the memory of the first half."""
-    gate, up = inner[:, :size], inner[:, size:]
-    return F.silu(gate, inplace=True).mul_(up)
+    """[N, 2*size] -> silu(first half) * second half [N, size], dense."""
+    return F.silu(inner[:, :size]).mul_(inner[:, size:])
