@@ -30,7 +30,7 @@ def demo(arguments: argparse.Namespace) -> int:
     """Compresses the document twice, asks, and prints what came out."""
     document = DOCUMENT.read_text(encoding="utf-8").rstrip() + "\n\n"
     llm = LLM(arguments.engine)
-    llm.generate(document[:2000], SamplingParams(max_tokens=2))  # the first use of an engine reads its weights from disk
+    llm.generate(document[:2000], SamplingParams(max_tokens=2))  # the first use of an engine reads its weights
     answers, stats = {}, {}
     for name, r in (("dense", 0.0), ("compacted", arguments.ratio)):
         print(
