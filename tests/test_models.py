@@ -118,7 +118,7 @@ def test_many_tokens_run_in_pieces(
     model = load(tiny_model("qwen2"))
     ids = random_ids(model.config, 200)
     whole = model.dense(ids, packed=packed)
-    monkeypatch.setattr("hubkv_trt.graph.eager.PIECE_BYTES", 1)  # pieces of 64 tokens
+    monkeypatch.setattr("hubkv_trt.graph.eager.PIECE_TOKENS", 64)  # the last piece is shorter
     torch.testing.assert_close(model.dense(ids, packed=packed), whole, rtol=0, atol=1e-4)
 
 

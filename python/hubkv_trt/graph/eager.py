@@ -8,7 +8,7 @@ beyond the rows that are kept.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -27,11 +27,8 @@ TORCH_DTYPES = {
 }
 """torch's names of the engine dtypes."""
 
-SPLIT_TOKENS = 64
-"""From so many tokens on, the parts of a fused projection are copied apart, so that each can be freed by itself."""
-
-PIECE_BYTES = 8 << 20
-"""Inner activations of many tokens are made in pieces of about this size: they stay in the caches, on warm pages."""
+PIECE_TOKENS = 512
+"""Tokens that go through the token-wise part of a layer together on the CPU: activations stay in its caches."""
 
 
 class _Stage:
@@ -97,6 +94,25 @@ class EagerOps:
             self._constants[key] = torch.from_numpy(value.copy()).to(self.device)
         return self._constants[key]
 
+    # -- control
+
+    def by_tokens(self, f: Callable[..., tuple[Tensor, ...]], *xs: Tensor) -> tuple[Tensor, ...]:
+        num_tokens = xs[0].shape[0]
+        if num_tokens <= PIECE_TOKENS or self.device.type != "cpu":
+            return tuple(y.contiguous() for y in f(*xs))  # a slice would hold on to all of what it was cut from
+        wholes: list[Tensor] = []
+        for pieces in zip(*(x.split(PIECE_TOKENS) for x in xs), strict=True):
+            parts = f(*pieces)
+            if not wholes:
+                wholes = [part.new_empty((num_tokens, *part.shape[1:])) for part in parts]
+                targets = zip(*(whole.split(PIECE_TOKENS) for whole in wholes), strict=True)
+            for target, part in zip(next(targets), parts, strict=True):
+                target.copy_(part)
+        return tuple(wholes)
+
+    def stage(self, name: str) -> _Stage:
+        return _Stage(self.seconds, name)
+
     # -- dense layers
 
     def embedding(self, table: Tensor, ids: Tensor) -> Tensor:
@@ -104,18 +120,6 @@ class EagerOps:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return linear(x, weight, bias)
-
-    def linear_split(
-        self, x: Tensor, sizes: Sequence[int], weight: Tensor, bias: Tensor | None = None
-    ) -> list[Tensor]:
-        if x.shape[0] < SPLIT_TOKENS:
-            return list(linear(x, weight, bias).split(sizes, -1))
-        parts = [x.new_empty(x.shape[0], size) for size in sizes]
-        piece = _piece(x, sum(sizes))
-        for rows, *targets in zip(x.split(piece), *(part.split(piece) for part in parts), strict=True):
-            for target, part in zip(targets, linear(rows, weight, bias).split(sizes, -1), strict=True):
-                target.copy_(part)
-        return parts
 
     def gated_mlp(
         self,
@@ -126,13 +130,8 @@ class EagerOps:
         gate_up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
     ) -> Tensor:
-        piece = _piece(x, 2 * size)
-        if x.shape[0] <= piece:
-            return linear(_silu_mul(linear(x, gate_up, gate_up_bias), size), down, down_bias)
-        out = torch.empty_like(x)
-        for rows, target in zip(x.split(piece), out.split(piece), strict=True):
-            target.copy_(linear(_silu_mul(linear(rows, gate_up, gate_up_bias), size), down, down_bias))
-        return out
+        inner = linear(x, gate_up, gate_up_bias)
+        return linear(F.silu(inner[:, :size]).mul_(inner[:, size:]), down, down_bias)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         return a + b
@@ -207,7 +206,7 @@ class EagerOps:
 
     def rope_tables(
         self, positions: Tensor, inv_freq: np.ndarray, attention_factor: float
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """cos twice, and -sin, sin: [N, 1, D] each, so that rotating is x*cos + swapped halves*sin."""
         angles = positions.float()[:, None] * self.constant(inv_freq)
         cos, sin = angles.cos(), angles.sin()
@@ -217,7 +216,7 @@ class EagerOps:
         cos, sin = tables.to(self.dtype).unsqueeze(2)
         return cos, sin
 
-    def rotary_embedding(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    def rotary_embedding(self, x: Tensor, tables: Sequence[Tensor]) -> Tensor:
         cos, sin = tables
         return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
 
@@ -254,9 +253,6 @@ class EagerOps:
 
     # -- HubKV
 
-    def stage(self, name: str) -> _Stage:
-        return _Stage(self.seconds, name)
-
     def _took(self, name: str, start: float) -> None:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
@@ -268,8 +264,8 @@ class EagerOps:
         """
         with self.stage("refine"):
             refined, non_finite = stages.refine(
-                scores, alpha, window, hubkv.nms_kernel, hubkv.penalty_factor, hubkv.head_weight_temperature,
-                hubkv.min_head_weight, hubkv.max_head_weight, hubkv.sink_tokens,
+                scores.contiguous(), alpha, window, hubkv.nms_kernel, hubkv.penalty_factor,
+                hubkv.head_weight_temperature, hubkv.min_head_weight, hubkv.max_head_weight, hubkv.sink_tokens,
             )  # fmt: skip
             count = int(non_finite)
         if count:
@@ -314,13 +310,3 @@ class EagerOps:
         ends = torch.stack([p[-1] for p in parts]).cumsum(0)
         shifted = [parts[0], *(p[1:] + base for p, base in zip(parts[1:], ends[:-1], strict=True))]
         return torch.cat(shifted)
-
-
-def _piece(x: Tensor, width: int) -> int:
-    """Tokens of x whose inner activation of that width is one piece."""
-    return x.shape[0] if x.is_cuda else max(64, PIECE_BYTES // (width * x.element_size()))
-
-
-def _silu_mul(inner: Tensor, size: int) -> Tensor:
-    """[N, 2*size] -> silu(first half) * second half [N, size], dense."""
-    return F.silu(inner[:, :size]).mul_(inner[:, size:])

@@ -15,10 +15,10 @@ from torch import Tensor
 
 
 def pack_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights as ``EagerOps`` runs them fastest: matrices of linear layers packed, where CPU and dtype allow it.
+    """The weights as ``EagerOps`` runs them fastest: matrices of linear layers packed where the CPU can do it.
 
-    ``embedding.weight`` stays as it is (rows are read from it), and so does everything on CUDA. A packed tensor can only
-    be multiplied by (``linear``), not read.
+    ``embedding.weight`` stays as it is (rows are read from it), and so does everything on CUDA. A packed tensor can
+    only be multiplied by (``linear``), not read.
 
     Args:
         weights: by name. Emptied on the way, so that plain and packed weights need not fit in memory together; a caller
