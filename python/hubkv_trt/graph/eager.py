@@ -204,9 +204,7 @@ class EagerOps:
 
     # -- attention
 
-    def rope_tables(
-        self, positions: Tensor, inv_freq: np.ndarray, attention_factor: float
-    ) -> tuple[Tensor, ...]:
+    def rope_tables(self, positions: Tensor, inv_freq: np.ndarray, attention_factor: float) -> tuple[Tensor, ...]:
         """cos twice, and -sin, sin: [N, 1, D] each, so that rotating is x*cos + swapped halves*sin."""
         angles = positions.float()[:, None] * self.constant(inv_freq)
         cos, sin = angles.cos(), angles.sin()
