@@ -56,23 +56,25 @@ def kept_by(recorder: Recorder, llm: LLM, num_tokens: int) -> torch.Tensor:
 
 
 def test_without_compression_greedy_tokens_are_those_of_transformers(demo: LLM, demo_reference: Any) -> None:
+    """Each token is what transformers chooses after those before it; for the last prompt by its own ``generate``."""
+    ends = list(demo.config.model.eos_token_ids)
     outputs = demo.generate(PROMPTS, SamplingParams(max_tokens=64), ratio=0.0, chat=True)
     for prompt, output in zip(PROMPTS, outputs, strict=True):
-        ids = demo.tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
-        )["input_ids"]
+        messages = [{"role": "user", "content": prompt}]
+        rendered = demo.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        ids = demo.tokenizer(rendered, add_special_tokens=False)["input_ids"]
         with torch.no_grad():
-            wanted = demo_reference.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=64,
-                do_sample=False,
-                pad_token_id=0,
-                eos_token_id=list(demo.config.model.eos_token_ids),
-            )[0, ids.shape[1] :].tolist()
-        assert output.token_ids == wanted
-        assert output.text == demo.tokenizer.decode(wanted, skip_special_tokens=True)
-        assert output.finish_reason == ("stop" if wanted[-1] in demo.config.model.eos_token_ids else "length")
+            logits = demo_reference(torch.tensor([ids + output.token_ids[:-1]]), use_cache=False).logits[0]
+        assert output.token_ids == logits[len(ids) - 1:].argmax(-1).tolist()
+        assert not set(output.token_ids[:-1]) & set(ends)
+        assert output.finish_reason == ("stop" if output.token_ids[-1] in ends else "length")
+        assert output.finish_reason == "stop" or len(output.token_ids) == 64
+        assert output.text == demo.tokenizer.decode(output.token_ids, skip_special_tokens=True)
+    with torch.no_grad():
+        inputs = torch.tensor([ids])
+        wanted = demo_reference.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=64,
+                                         do_sample=False, pad_token_id=0, eos_token_id=ends)
+    assert outputs[-1].token_ids == wanted[0, len(ids):].tolist()
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.9])
