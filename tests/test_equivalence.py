@@ -65,16 +65,22 @@ def test_without_compression_greedy_tokens_are_those_of_transformers(demo: LLM, 
         ids = demo.tokenizer(rendered, add_special_tokens=False)["input_ids"]
         with torch.no_grad():
             logits = demo_reference(torch.tensor([ids + output.token_ids[:-1]]), use_cache=False).logits[0]
-        assert output.token_ids == logits[len(ids) - 1:].argmax(-1).tolist()
+        assert output.token_ids == logits[len(ids) - 1 :].argmax(-1).tolist()
         assert not set(output.token_ids[:-1]) & set(ends)
         assert output.finish_reason == ("stop" if output.token_ids[-1] in ends else "length")
         assert output.finish_reason == "stop" or len(output.token_ids) == 64
         assert output.text == demo.tokenizer.decode(output.token_ids, skip_special_tokens=True)
     with torch.no_grad():
         inputs = torch.tensor([ids])
-        wanted = demo_reference.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=64,
-                                         do_sample=False, pad_token_id=0, eos_token_id=ends)
-    assert outputs[-1].token_ids == wanted[0, len(ids):].tolist()
+        wanted = demo_reference.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=64,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=ends,
+        )
+    assert outputs[-1].token_ids == wanted[0, len(ids) :].tolist()
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.9])
