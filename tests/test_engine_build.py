@@ -200,23 +200,11 @@ def test_a_full_disk_is_noticed_before_writing(tmp_path: Path) -> None:
 def test_a_stopped_build_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     """The process is stopped while the files are being written."""
     model = save_tiny_model("llama", tmp_path / "model", hidden_size=512, intermediate_size=8192, num_hidden_layers=6)
-    command = [
-        sys.executable,
-        "-m",
-        "hubkv_trt.cli",
-        "build",
-        "--model",
-        str(model),
-        "--output",
-        str(tmp_path / "engine"),
-    ]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells ignore it in background jobs
-    )
+    # Shells let background jobs ignore interrupts, and Python then sets no handler: the test may be in such a job.
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += "from hubkv_trt.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "build", "--model", str(model), "--output", str(tmp_path / "engine")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not any(tmp_path.glob(".engine.partial-*")):
         assert process.poll() is None, process.communicate()
