@@ -111,6 +111,11 @@ def test_wrong_usage(arguments: tuple[str, ...], hubkv: Any, tmp_path: Path, mon
         (("build", "--hubkv", "--nms-kernel", "4"), "nms_kernel: 4 is not an odd number"),
         (("build", "--hubkv", "--penalty-factor", "2"), "penalty_factor: 2.0"),
         (("build", "--hubkv", "--min-head-weight", "2"), "min_head_weight: 2.0"),
+        (("build", "--hubkv", "--min-head-weight", "1e-60"), "min_head_weight: 1e-60"),
+        (("build", "--hubkv", "--max-head-weight", "inf"), "max_head_weight: inf"),
+        (("build", "--hubkv", "--head-weight-temperature", "inf"), "head_weight_temperature: inf"),
+        (("build", "--hubkv", "--gate-power", "inf"), "gate_power: inf"),
+        (("build", "--hubkv", "--sink-tokens", "99999999999"), "sink_tokens: 99999999999"),
         (("build", "--hubkv"), "--gate FILE"),
         (("build", "--backend", "tensorrt"), "Missing:"),
         (("build", "--max-input-len", "4096"), "max_input_len: 4096"),
@@ -267,6 +272,8 @@ def test_generate_prints_what_the_runtime_gives(
         (("--prompt", "x", "--temperature", "-1"), "temperature: -1"),
         (("--prompt", "x", "--top-p", "0"), "top_p: 0"),
         (("--prompt", "x", "--cache-bytes", "100"), "cache_bytes: 100"),
+        (("--prompt", "x", "--cache-bytes", "99999999999t"), "cache_bytes: "),
+        (("--prompt", "\udcff"), "cannot be tokenized"),
     ],
 )
 def test_requests_that_are_refused(arguments: tuple[str, ...], message: str, hubkv: Any, tiny_engine: Make) -> None:

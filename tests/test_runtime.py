@@ -410,6 +410,8 @@ def test_messages_go_through_the_chat_template(tiny: LLM) -> None:
         (["fine", ""], {}, r"prompts\[1\]: prompt: '' is empty"),
         (["fine", [1, 999]], {}, r"prompts\[1\]: prompt: token 1: id 999"),
         (3.5, {}, "prompts: 3.5 is not a text"),
+        (["fine", None], {}, r"prompts\[1\]: prompt: None is not a text"),
+        ("\udcff", {}, "prompt: .* cannot be tokenized"),
         ([3] * 513, {}, "prompt: '513 tokens' is not at most 512, the engine's max_input_len"),
         ([3], {"ratio": 1.0}, "ratio: 1.0 is not a compression ratio in"),
         ([3], {"ratio": -0.1}, "ratio: -0.1"),

@@ -44,6 +44,10 @@ class DType(str, Enum):
         return 4 if self is DType.FLOAT32 else 2
 
 
+_INT32_MAX = 2**31 - 1
+_FLOAT32_MIN, _FLOAT32_MAX = 1.2e-38, 3.4e38  # positive and normal
+
+
 def require(condition: bool, field_name: str, value: object, expected: str) -> None:
     """Raises ``ValueError("field: value is not expected")`` unless the condition holds."""
     if not condition:
@@ -150,13 +154,11 @@ class RopeConfig(Config):
 
     def __post_init__(self) -> None:
         require(self.theta > 0, "rope.theta", self.theta, "a number > 0")
-        require(
-            self.type in ("default", "linear", "llama3", "yarn"),
-            "rope.type",
-            self.type,
-            "one of default, linear, llama3, yarn",
-        )
+        types = ("default", "linear", "llama3", "yarn")
+        require(self.type in types, "rope.type", self.type, f"one of {', '.join(types)}")
         require(self.factor >= 1, "rope.factor", self.factor, "a number >= 1")
+        for name in ("low_freq_factor", "high_freq_factor") if self.type == "llama3" else ():
+            require(getattr(self, name) is not None, f"rope.{name}", None, "a number: llama3 needs it")
 
 
 @dataclass(frozen=True)
@@ -184,16 +186,12 @@ class ModelConfig(Config):
 
     def __post_init__(self) -> None:
         for name in (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_layers",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
+            "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
             "max_position_embeddings",
-        ):
+        ):  # fmt: skip
             require(getattr(self, name) >= 1, f"model.{name}", getattr(self, name), "an integer >= 1")
+        require(self.num_layers <= 65536, "model.num_layers", self.num_layers, "at most 65536")
+        require(self.rms_norm_eps > 0, "model.rms_norm_eps", self.rms_norm_eps, "a number > 0")
         require(
             self.num_heads % self.num_kv_heads == 0,
             "model.num_heads",
@@ -250,21 +248,28 @@ class HubKVConfig(Config):
     long_context: int = 32000
 
     def __post_init__(self) -> None:
+        for name in ("nms_kernel", "sink_tokens", "window_tokens", "long_context"):  # the stages read int32
+            value = getattr(self, name)
+            require(type(value) is int and value <= _INT32_MAX, name, value, "an integer below 2^31")
+        require(self.scope in list(Scope), "scope", self.scope, f"one of {', '.join(Scope)}")
+        require(self.preset in PRESETS, "preset", self.preset, f"one of {', '.join(PRESETS)}")
         check_ratio(self.ratio)
         require(self.nms_kernel >= 1 and self.nms_kernel % 2 == 1, "nms_kernel", self.nms_kernel, "an odd number >= 1")
         require(0 <= self.penalty_factor <= 1, "penalty_factor", self.penalty_factor, "in [0, 1]")
         require(self.head_weight_temperature >= 0, "head_weight_temperature", self.head_weight_temperature, ">= 0")
         require(
-            0 < self.min_head_weight <= self.max_head_weight,
+            _FLOAT32_MIN <= self.min_head_weight <= self.max_head_weight,
             "min_head_weight",
             self.min_head_weight,
-            f"in (0, max_head_weight = {self.max_head_weight}]",
+            f"a float32 in (0, max_head_weight = {self.max_head_weight}]",
         )
         require(self.gate_power >= 0, "gate_power", self.gate_power, ">= 0")
         require(self.sink_tokens >= 0, "sink_tokens", self.sink_tokens, ">= 0")
         require(0 <= self.window_ratio <= 1, "window_ratio", self.window_ratio, "in [0, 1]")
         require(self.window_tokens >= 0, "window_tokens", self.window_tokens, ">= 0")
         require(self.long_context >= 1, "long_context", self.long_context, ">= 1")
+        for name in ("head_weight_temperature", "max_head_weight", "gate_power"):  # they read float32
+            require(getattr(self, name) <= _FLOAT32_MAX, name, getattr(self, name), "a finite float32")
 
     @classmethod
     def from_preset(cls, preset: str = DEFAULT_PRESET, **changes: Any) -> HubKVConfig:
@@ -383,9 +388,10 @@ class EngineConfig(Config):
             f"{SCHEMA_VERSION}, the one this version reads: build the engine again",
         )
         require(
-            1 <= self.max_input_len <= self.model.max_position_embeddings,
+            type(self.max_input_len) is int and 1 <= self.max_input_len <= self.model.max_position_embeddings,
             "max_input_len",
             self.max_input_len,
             f"in 1..{self.model.max_position_embeddings} (the model's max_position_embeddings)",
         )
-        require(self.max_batch_size >= 1, "max_batch_size", self.max_batch_size, "an integer >= 1")
+        batch = self.max_batch_size
+        require(type(batch) is int and 1 <= batch <= _INT32_MAX, "max_batch_size", batch, "an integer in 1..2^31 - 1")

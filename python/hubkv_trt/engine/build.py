@@ -72,6 +72,7 @@ def build_engine(
     from ..scorers.fastkvzip import engine_weights
 
     start = time.perf_counter()
+    require(hubkv is None or isinstance(hubkv, HubKVConfig), "hubkv", hubkv, "a HubKVConfig or None")
     output = Path(output)
     check_output(output, force)
     chosen, reason = choose_backend(backend)

@@ -48,7 +48,10 @@ class Engine:
         """The tokenizer that was built in (a transformers ``PreTrainedTokenizerFast``)."""
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(str(self.path), local_files_only=True)
+        try:
+            return AutoTokenizer.from_pretrained(str(self.path), local_files_only=True)
+        except Exception as error:  # transformers and tokenizers raise anything over a damaged file
+            raise ValueError(f"engine: {self.path}: no tokenizer could be loaded: {error}") from error
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -68,7 +71,7 @@ def read_config(path: str | os.PathLike[str]) -> EngineConfig:
         raise ValueError(f"engine: {directory}: no {ENGINE_FILE} in it, so it is no engine directory")
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"engine: {file}: not valid JSON ({error}); build the engine again") from None
     try:
         return EngineConfig.from_dict(data)
@@ -205,7 +208,10 @@ def engine_writer(output: Path, *, force: bool = False, need_bytes: int = 0) -> 
         ValueError: see ``check_output``; or the disk is too full.
     """
     check_output(output, force)
-    output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"output: {output}: {error.strerror}") from None
     free = shutil.disk_usage(output.parent).free
     if free < need_bytes:
         raise ValueError(

@@ -209,7 +209,7 @@ def load_tokenizer(path: str | Path) -> Any:
         if not any((path / name).exists() for name in TOKENIZER_FILES):  # transformers would make up an empty one
             raise ValueError(f"none of {', '.join(TOKENIZER_FILES)} is there")
         return AutoTokenizer.from_pretrained(str(path))
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # transformers and tokenizers raise anything over a damaged file
         raise ValueError(f"{path}: no tokenizer could be loaded: {error}") from error
 
 

@@ -303,8 +303,10 @@ def create_cache(config: EngineConfig, cache_bytes: int | None = None, tail_toke
             quarter of the cache where it is too small for all of that.
 
     Raises:
-        ValueError: the sizes leave no room for a single page, or for a segment of one token.
+        ValueError: the sizes leave no room for a single page, or for a segment of one token; or the system refuses.
     """
+    for name, value in (("cache_bytes", cache_bytes), ("tail_tokens", tail_tokens)):
+        require(value is None or type(value) is int, name, value, "an integer or None")
     model = config.model
     ledger = Ledger(model, config.dtype)
     share = min(_TAIL_TOKENS, model.max_position_embeddings)
@@ -323,4 +325,7 @@ def create_cache(config: EngineConfig, cache_bytes: int | None = None, tail_toke
         cache_bytes,
         f"at least {least}, {pages} tail pages of {ledger.page_bytes} bytes and a segment of one token",
     )
-    return Cache(ledger, cache_bytes - align(pages * ledger.page_bytes), pages)
+    try:
+        return Cache(ledger, cache_bytes - align(pages * ledger.page_bytes), pages)
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"cache_bytes: {cache_bytes} bytes cannot be had ({error})") from None

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from .cache import Cache, Segment
@@ -60,6 +62,6 @@ class CompressedContext:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_segment", None) is not None:
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if getattr(self, "_segment", None) is not None and not finalizing():  # modules are gone by then
             self.close()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -107,12 +107,17 @@ class Encoder:
             raise ValueError(f"chat: the messages cannot be rendered ({type(error).__name__}: {error})") from error
 
     def _text(self, text: str, special: bool) -> np.ndarray:
-        ids = self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"] if text else []
+        try:
+            ids = self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"] if text else []
+        except Exception as error:  # lone surrogates (undecodable bytes of a command line), a tokenizer without <unk>
+            raise ValueError(f"prompt: {text[:40]!r} cannot be tokenized ({type(error).__name__}: {error})") from error
         if not ids:
             raise ValueError(f"prompt: {text!r} is empty")
         return self._ids(ids)
 
     def _ids(self, ids: Any) -> np.ndarray:
+        if not isinstance(ids, Iterable):
+            raise ValueError(f"prompt: {ids!r} is not a text, a list of token ids, or chat messages")
         values = ids.tolist() if hasattr(ids, "tolist") else list(ids)
         if not values:
             raise ValueError("prompt: the list of token ids is empty")

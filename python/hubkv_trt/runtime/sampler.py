@@ -108,7 +108,7 @@ def _draw(logits: torch.Tensor, params: list[SamplingParams], uniform: torch.Ten
     while cut:
         ranked, ids = _ranked(logits[cut], count)
         weights = _weights(ranked, scale[cut])
-        k = torch.tensor([params[r].top_k or size for r in cut]).unsqueeze(1)
+        k = torch.tensor([min(params[r].top_k or size, size) for r in cut]).unsqueeze(1)
         kept = torch.arange(count) < k
         weights = weights.where(kept, 0.0)
         # a row without top-k has mass beyond the candidates
