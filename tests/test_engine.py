@@ -16,7 +16,7 @@ import torch
 
 from hubkv_trt.config import PRESETS, Backend, DType, HubKVConfig, Scope, budget
 from hubkv_trt.engine.build import build_engine
-from hubkv_trt.engine.directory import load_engine, read_config
+from hubkv_trt.engine.directory import load_engine, load_tensors, read_config, save_tensors
 from hubkv_trt.engine.summary import cache_figures, summarize
 from hubkv_trt.models.checkpoint import load_config, load_tokenizer, load_weights
 from hubkv_trt.runtime.cache import Ledger
@@ -188,6 +188,17 @@ def test_settings_that_are_refused(change: Callable[[dict[str, Any]], Any], mess
     with pytest.raises(ValueError, match=message) as error:
         load_engine(engine)
     assert "engine.json" in str(error.value) or "weights.safetensors" in str(error.value)
+
+
+def test_gate_of_another_model_in_an_engine(engine: Path) -> None:
+    file = engine / "gate.safetensors"
+    gate = load_tensors(file)
+    save_tensors(file, {name: t for name, t in gate.items() if not name.startswith("gate.2.")})
+    with pytest.raises(ValueError, match=r"gate\.safetensors: tensor gate\.2\..*: missing"):
+        load_engine(engine, verify=False)
+    save_tensors(file, {**gate, "gate.1.qk_proj.bias": gate["gate.1.qk_proj.bias"][:-16]})
+    with pytest.raises(ValueError, match=r"gate\.1\.qk_proj\.bias: torch\.float32 .* does not fit engine\.json"):
+        load_engine(engine, verify=False)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "nonsense", b"\xff\xfe\x00"])

@@ -105,6 +105,8 @@ def load_engine(path: str | os.PathLike[str], *, verify: bool = True, progress: 
     weights = load_tensors(directory / WEIGHTS_FILE)
     _check_weights(directory / WEIGHTS_FILE, config, weights)
     gate = load_tensors(directory / GATE_FILE) if config.hubkv else {}
+    if config.hubkv:
+        _check_gate(directory / GATE_FILE, config, gate)
     return Engine(directory, config, weights, gate)
 
 
@@ -126,18 +128,35 @@ def load_tensors(file: Path) -> dict[str, torch.Tensor]:
 def _check_weights(file: Path, config: EngineConfig, weights: Mapping[str, torch.Tensor]) -> None:
     from ..models.checkpoint import weight_parts
 
+    dtype = f"torch.{config.dtype.value}"
     expected = {
-        name: (sum(shape[0] for _, shape in parts), *parts[0][1][1:])
+        name: (dtype, [sum(shape[0] for _, shape in parts), *parts[0][1][1:]])
         for name, parts in weight_parts(config.model).items()
     }
-    for name in sorted({*expected, *weights}):
-        if name not in weights or name not in expected:
-            raise ValueError(f"engine: {file}: tensor {name}: {'unknown' if name in weights else 'missing'}")
-        found = (tuple(weights[name].shape), str(weights[name].dtype))
-        if found != (expected[name], f"torch.{config.dtype.value}"):
+    _compare(file, expected, weights)
+
+
+def _check_gate(file: Path, config: EngineConfig, gate: Mapping[str, torch.Tensor]) -> None:
+    import torch
+
+    from ..scorers.fastkvzip import Gate, engine_weights, gate_shapes
+
+    base = gate.get("gate.0.k_base")  # [Hkv, 1, S, C]: S is the gate's own
+    sinks = base.shape[2] if base is not None and base.ndim == 4 else 1
+    shapes = gate_shapes(config.model, sinks)
+    like = engine_weights(Gate({name: torch.empty(s, device="meta") for name, s in shapes.items()}), config.dtype)
+    _compare(file, {name: (str(t.dtype), list(t.shape)) for name, t in like.items()}, gate)
+
+
+def _compare(file: Path, expected: Mapping[str, tuple[str, list[int]]], tensors: Mapping[str, torch.Tensor]) -> None:
+    for name in sorted({*expected, *tensors}):
+        if name not in tensors or name not in expected:
+            raise ValueError(f"engine: {file}: tensor {name}: {'unknown' if name in tensors else 'missing'}")
+        found = (str(tensors[name].dtype), list(tensors[name].shape))
+        if found != expected[name]:
             raise ValueError(
-                f"engine: {file}: tensor {name}: {found[1]} {list(found[0])} does not fit {ENGINE_FILE}, "
-                f"which asks for torch.{config.dtype.value} {list(expected[name])}"
+                f"engine: {file}: tensor {name}: {found[0]} {found[1]} does not fit {ENGINE_FILE}, "
+                f"which asks for {expected[name][0]} {expected[name][1]}"
             )
 
 
