@@ -24,7 +24,7 @@ import torch
 GIB, MIB = 1 << 30, 1 << 20
 
 
-# ---- time ----------------------------------------------------------------------------------------------------------
+# ---- time -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def measure(call: Callable[[], object], seconds: float = 1.0, min_runs: int = 3,
     return Timing(statistics.median(times), min(times), len(times))
 
 
-# ---- the machine -------------------------------------------------------------------------------------------------
+# ---- the machine ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def machine_line(info: dict[str, Any]) -> str:
     )
 
 
-# ---- memory of this process ----------------------------------------------------------------------------------------
+# ---- memory of this process -----------------------------------------------------------------------------------------
 
 
 def _status(field: str) -> int:
@@ -147,7 +147,7 @@ def reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-# ---- cells: one measurement, one process -----------------------------------------------------------------------------
+# ---- cells: one measurement, one process ----------------------------------------------------------------------------
 
 CELL_MARK = "HUBKV-CELL "
 
@@ -159,7 +159,7 @@ def run_cell(script: str, cell: dict[str, Any], timeout: float) -> dict[str, Any
     """
     command = [sys.executable, script, "--cell", json.dumps(cell)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
         return {"error": f"took more than {timeout:.0f} s"}
     for line in done.stdout.splitlines():
@@ -173,7 +173,7 @@ def finish_cell(result: dict[str, Any]) -> None:
     print(CELL_MARK + json.dumps(result), flush=True)
 
 
-# ---- output ------------------------------------------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------------------------------
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -204,7 +204,7 @@ def progress(text: str) -> None:
 def write_json(path: Path | None, **data: Any) -> None:
     """Writes every figure of a run, unrounded, where a path was given."""
     if path is not None:
-        path.write_text(json.dumps(data, indent=1, default=lambda o: asdict(o)) + "\n")
+        path.write_text(json.dumps(data, indent=1, default=asdict) + "\n")
         progress(f"wrote {path}")
 
 

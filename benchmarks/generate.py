@@ -96,8 +96,10 @@ def run(args: argparse.Namespace) -> None:
     info = common.machine()
     print(common.machine_line(info))
     copy = common.copy_bandwidth(args.threads, seconds=0.5 if args.quick else 3)
-    print(f"copy bandwidth, read + written: {copy.best / 1e9:.1f} GB/s ({copy.name}); "
-          f"{args.new_tokens} tokens a decode run, best of {1 if args.quick else 2}\n")  # fmt: skip
+    print(
+        f"copy bandwidth, read + written: {copy.best / 1e9:.1f} GB/s ({copy.name}); "
+        f"{args.new_tokens} tokens a decode run, best of {1 if args.quick else 2}\n"
+    )
     started, results = time.perf_counter(), {}
     todo = [("hubkv", t, r) for t in args.lengths for r in args.ratios]
     todo += [("transformers", t, 0.0) for t in args.lengths if "transformers" in args.peers]
@@ -105,11 +107,18 @@ def run(args: argparse.Namespace) -> None:
     for number, (peer, tokens, ratio) in enumerate(todo, 1):
         common.progress(f"{number}/{len(todo)} {peer}, T = {tokens}, r = {ratio:g}")
         cell = {
-            "peer": peer, "tokens": tokens, "ratio": ratio, "batch": args.batch, "threads": args.threads,
-            "new_tokens": args.new_tokens, "repeat": 1 if args.quick else 2,
+            "peer": peer,
+            "tokens": tokens,
+            "ratio": ratio,
+            "batch": args.batch,
+            "threads": args.threads,
+            "new_tokens": args.new_tokens,
+            "repeat": 1 if args.quick else 2,
             "prefills": 2 if tokens <= 4096 and not args.quick else 1,
-            "engine": str(args.engine), "model": str(model), "gate": str(gate),
-        }  # fmt: skip
+            "engine": str(args.engine),
+            "model": str(model),
+            "gate": str(gate),
+        }
         results[peer, tokens, ratio] = common.run_cell(__file__, cell, args.timeout)
         if "error" in results[peer, tokens, ratio]:
             common.progress(f"failed: {results[peer, tokens, ratio]['error']}")
@@ -137,14 +146,14 @@ def prepare_engine(args: argparse.Namespace, gate: Path) -> None:
         "dtype": (config.dtype is DType.FLOAT32, "float32, as the peers run"),
         "max_input_len": (config.max_input_len >= longest, f"at least {longest}, the longest prompt"),
         "max_batch_size": (config.max_batch_size >= args.batch, f"at least {args.batch}"),
-        "lengths": (longest + generate_cells.TAIL <= config.model.max_position_embeddings, "within the model's positions"),
-    }  # fmt: skip
+        "lengths": (longest + generate_cells.TAIL <= config.model.max_position_embeddings, "in the model's positions"),
+    }
     for name, (right, what) in needed.items():
         if not right:
             raise SystemExit(f"generate.py: engine {args.engine}: {name} is not {what}; name another with --engine")
 
 
-# ---- report --------------------------------------------------------------------------------------------------------------
+# ---- report ---------------------------------------------------------------------------------------------------------
 
 
 def mib(value: float) -> str:
@@ -163,15 +172,36 @@ def prefill_table(args: argparse.Namespace, results: Results) -> str:
                 continue
             seconds = ours["prefill"]
             stages = sum(seconds[name] for name in ("refine", "select", "compact"))
-            rows.append([
-                tokens, f"{ratio:g}", f"{seconds['prefill']:.2f}", f"{100 * seconds['scorer'] / seconds['prefill']:.2f}",
-                f"{100 * stages / seconds['prefill']:.3f}", f"{stages * 1e3:.1f}",
-                mib(ours["prefill_memory"]["peak_above_start"]),
-                *(f"{x['prefill']['prefill']:.2f}" if "prefill" in x else "-" for x in (dense, press)),
-                *(mib(x["prefill_memory"]["peak_above_start"]) if "prefill" in x else "-" for x in (dense, press)),
-            ])  # fmt: skip
-    return common.table(["T", "r", "prefill s", "scorer %", "stages %", "stages ms", "peak MiB", "transformers s",
-                         "kvpress s", "transformers MiB", "kvpress MiB"], rows)  # fmt: skip
+            total = seconds["prefill"]
+            rows.append(
+                [
+                    tokens,
+                    f"{ratio:g}",
+                    f"{total:.2f}",
+                    f"{100 * seconds['scorer'] / total:.2f}",
+                    f"{100 * stages / seconds['prefill']:.3f}",
+                    f"{stages * 1e3:.1f}",
+                    mib(ours["prefill_memory"]["peak_above_start"]),
+                    *(f"{x['prefill']['prefill']:.2f}" if "prefill" in x else "-" for x in (dense, press)),
+                    *(mib(x["prefill_memory"]["peak_above_start"]) if "prefill" in x else "-" for x in (dense, press)),
+                ]
+            )
+    return common.table(
+        [
+            "T",
+            "r",
+            "prefill s",
+            "scorer %",
+            "stages %",
+            "stages ms",
+            "peak MiB",
+            "transformers s",
+            "kvpress s",
+            "transformers MiB",
+            "kvpress MiB",
+        ],
+        rows,
+    )
 
 
 def ceiling(result: dict[str, Any], size: int) -> float:
@@ -193,16 +223,41 @@ def decode_table(args: argparse.Namespace, results: Results, size: str) -> str:
             here, top = ours["decode"][size], ceiling(ours, int(size))
             gain = own["decode"][size]["step"] / here["step"]
             masked = press.get("decode", {}).get(size)
-            rows.append([
-                tokens, f"{ratio:g}", f"{int(size) / here['step']:.1f}", f"{gain:.2f}x", f"{top:.2f}x",
-                f"{100 * gain / top:.0f}", f"{int(size) / theirs['step']:.1f}" if theirs else "-",
-                f"{theirs['step'] / here['step']:.2f}x" if theirs else "-",
-                f"{int(size) / masked['step']:.1f}" if masked else "-", mib(here["cache"]),
-                mib(theirs["cache"]) if theirs else "-", mib(here["peak_above_start"]),
-                mib(theirs["peak_above_start"]) if theirs else "-",
-            ])  # fmt: skip
-    return common.table(["T", "r", "tokens/s", "over r = 0", "ceiling", "% of ceiling", "transformers", "ours / theirs",
-                         "kvpress", "cache MiB", "transformers", "peak MiB", "transformers"], rows)  # fmt: skip
+            rows.append(
+                [
+                    tokens,
+                    f"{ratio:g}",
+                    f"{int(size) / here['step']:.1f}",
+                    f"{gain:.2f}x",
+                    f"{top:.2f}x",
+                    f"{100 * gain / top:.0f}",
+                    f"{int(size) / theirs['step']:.1f}" if theirs else "-",
+                    f"{theirs['step'] / here['step']:.2f}x" if theirs else "-",
+                    f"{int(size) / masked['step']:.1f}" if masked else "-",
+                    mib(here["cache"]),
+                    mib(theirs["cache"]) if theirs else "-",
+                    mib(here["peak_above_start"]),
+                    mib(theirs["peak_above_start"]) if theirs else "-",
+                ]
+            )
+    return common.table(
+        [
+            "T",
+            "r",
+            "tokens/s",
+            "over r = 0",
+            "ceiling",
+            "% of ceiling",
+            "transformers",
+            "ours / theirs",
+            "kvpress",
+            "cache MiB",
+            "transformers",
+            "peak MiB",
+            "transformers",
+        ],
+        rows,
+    )
 
 
 def targets(args: argparse.Namespace, results: Results) -> str:
@@ -211,16 +266,26 @@ def targets(args: argparse.Namespace, results: Results) -> str:
     rows = []
     if ours:
         scorer = [100 * v["prefill"]["scorer"] / v["prefill"]["prefill"] for v in ours.values()]
-        stages = [100 * sum(v["prefill"][x] for x in ("refine", "select", "compact")) / v["prefill"]["prefill"]
-                  for v in ours.values()]  # fmt: skip
+        stages = [
+            100 * sum(v["prefill"][x] for x in ("refine", "select", "compact")) / v["prefill"]["prefill"]
+            for v in ours.values()
+        ]
         rows.append(["scorer, share of prefill", "<= 5 %", f"{min(scorer):.2f} .. {max(scorer):.2f} %"])
         rows.append(["stages, share of prefill", "<= 0.5 %", f"{min(stages):.3f} .. {max(stages):.3f} %"])
     size = str(args.batch)
-    of_ceiling = [100 * ours[t, 0.0]["decode"][size]["step"] / v["decode"][size]["step"] / ceiling(v, args.batch)
-                  for (t, r), v in ours.items() if r > 0 and (t, 0.0) in ours]  # fmt: skip
+    of_ceiling = [
+        100 * ours[t, 0.0]["decode"][size]["step"] / v["decode"][size]["step"] / ceiling(v, args.batch)
+        for (t, r), v in ours.items()
+        if r > 0 and (t, 0.0) in ours
+    ]
     if of_ceiling:
-        rows.append([f"speed-up over r = 0, batch {size}, of its ceiling", ">= 80 %",
-                     f"{min(of_ceiling):.0f} .. {max(of_ceiling):.0f} %"])  # fmt: skip
+        rows.append(
+            [
+                f"speed-up over r = 0, batch {size}, of its ceiling",
+                ">= 80 %",
+                f"{min(of_ceiling):.0f} .. {max(of_ceiling):.0f} %",
+            ]
+        )
     longest = max(args.lengths)
     for text, goal, cells in (
         (f"decode over transformers' dense, T = {longest}", ">= 2x", [k for k in ours if k[0] == longest]),
@@ -228,13 +293,17 @@ def targets(args: argparse.Namespace, results: Results) -> str:
     ):
         found = [
             results["transformers", t, 0.0]["decode"][b]["step"] / ours[t, r]["decode"][b]["step"]
-            for t, r in cells for b in dict.fromkeys(("1", size))
+            for t, r in cells
+            for b in dict.fromkeys(("1", size))
             if b in results.get(("transformers", t, 0.0), {}).get("decode", {})
-        ]  # fmt: skip
+        ]
         if found:
             rows.append([text, goal, f"{min(found):.2f}x .. {max(found):.2f}x"])
-    slower = [results["transformers", t, 0.0]["prefill"]["prefill"] / v["prefill"]["prefill"]
-              for (t, _), v in ours.items() if "prefill" in results.get(("transformers", t, 0.0), {})]  # fmt: skip
+    slower = [
+        results["transformers", t, 0.0]["prefill"]["prefill"] / v["prefill"]["prefill"]
+        for (t, _), v in ours.items()
+        if "prefill" in results.get(("transformers", t, 0.0), {})
+    ]
     if slower:
         rows.append(["prefill over transformers', all cells", ">= 1x", f"{min(slower):.2f}x .. {max(slower):.2f}x"])
     return common.table(["what", "target", "found"], rows)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The measurements of benchmarks/generate.py. Each runs in a process of its own, so that peak memory is its own.
 
-All three work alike: prefill one prompt, decode from its cache with batch 1, then give each of B sequences a copy of that
-cache in memory of its own and decode them together. Nothing is shared between sequences.
+All three work alike: prefill one prompt, decode from its cache with batch 1, then give each of B sequences a copy of
+that cache in memory of its own and decode them together. Nothing is shared between sequences.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import common
 import torch
+
+import common
 
 TAIL = 64  # tokens that each sequence may add
 
@@ -33,7 +34,7 @@ def memory(before: int) -> dict[str, int]:
     return {"peak": peak, "peak_above_start": peak - before, "resident": common.resident()}
 
 
-# ---- hubkv-trt -----------------------------------------------------------------------------------------------------------
+# ---- hubkv-trt ------------------------------------------------------------------------------------------------------
 
 
 def hubkv(cell: dict[str, Any]) -> dict[str, Any]:
@@ -77,9 +78,10 @@ def hubkv(cell: dict[str, Any]) -> dict[str, Any]:
             contexts.append(_copy(llm, context))
         seconds = min(_decode(llm, contexts[:size], ids[-1], cell["new_tokens"]) for _ in range(cell["repeat"]))
         result["decode"][str(size)] = {
-            "step": seconds, "cache": sum(c.num_bytes for c in contexts) + size * ledger.tail_bytes(cell["new_tokens"]),
+            "step": seconds,
+            "cache": sum(c.num_bytes for c in contexts) + size * ledger.tail_bytes(cell["new_tokens"]),
             **memory(before),
-        }  # fmt: skip
+        }
     llm.cache.audit()
     return result
 
@@ -101,15 +103,13 @@ def _decode(llm: Any, contexts: list[Any], token: int, new_tokens: int) -> float
     from hubkv_trt.runtime.sampler import SamplingParams
 
     params = SamplingParams(max_tokens=new_tokens, ignore_eos=True)
-    # One sequence a context: what LLM.generate does for one context, for several.
-    sequences = [llm._requests.generation([[token]], params, None, c, False, False)[0] for c in contexts]
-    llm._run_all(sequences)
-    stats = [s.output().stats for s in sequences]
+    outputs = llm.generate([[token]] * len(contexts), params, context=contexts)
+    stats = [output.stats for output in outputs]
     assert all(s.decode_steps == new_tokens - 1 for s in stats)
     return float(max(s.seconds_per_token for s in stats))
 
 
-# ---- transformers and kvpress --------------------------------------------------------------------------------------------
+# ---- transformers and kvpress ---------------------------------------------------------------------------------------
 
 
 def transformers(cell: dict[str, Any]) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _peer(cell: dict[str, Any], press: Any) -> dict[str, Any]:
 
 
 def _generate(model: Any, cache: Any, ids: torch.Tensor, size: int, new_tokens: int) -> float:
-    """Seconds of a step of model.generate after the cached prompt, without the first; the cache is as before afterwards."""
+    """Seconds of a step of model.generate behind the cached prompt, the first left out. The cache is left as it was."""
     from transformers import StoppingCriteria, StoppingCriteriaList
 
     times: list[float] = []
@@ -168,9 +168,14 @@ def _generate(model: Any, cache: Any, ids: torch.Tensor, size: int, new_tokens: 
 
     text = torch.cat([ids, ids[:, -1:]], 1).expand(size, -1)
     model.generate(
-        text, attention_mask=torch.ones_like(text), past_key_values=cache, do_sample=False, max_new_tokens=new_tokens,
-        min_new_tokens=new_tokens, stopping_criteria=StoppingCriteriaList([Clock()]),
-    )  # fmt: skip
+        text,
+        attention_mask=torch.ones_like(text),
+        past_key_values=cache,
+        do_sample=False,
+        max_new_tokens=new_tokens,
+        min_new_tokens=new_tokens,
+        stopping_criteria=StoppingCriteriaList([Clock()]),
+    )
     cache.crop(ids.shape[1])
     return (times[-1] - times[0]) / (len(times) - 1)
 
@@ -200,8 +205,9 @@ def kvpress_gates(model_path: Path, gate_path: Path) -> list[Any]:
     for layer in range(model.num_layers):
         state = {n.partition(".")[2]: t.float() for n, t in gate.tensors.items() if n.startswith(f"{layer}.")}
         state["k_base"], state["b"] = state["k_base"].unsqueeze(1), state["b"].unsqueeze(1)
-        module = FastKVzipGate(layer, model.hidden_size, model.num_kv_heads, model.group_size, torch.float32,
-                               sink=gate.num_sinks)  # fmt: skip
+        module = FastKVzipGate(
+            layer, model.hidden_size, model.num_kv_heads, model.group_size, torch.float32, sink=gate.num_sinks
+        )
         module.load_state_dict(state)
         modules.append(module)
     return modules

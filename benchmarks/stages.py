@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""refine, select, compact and attend on the host: time, bytes/s over the copy bandwidth of the same run, torch beside."""
+"""refine, select, compact and attend on the host: time, bytes/s over the copy bandwidth of the run, torch beside."""
 
 from __future__ import annotations
 
 import argparse
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import torch
 
 import common
-import torch
 import torch_steps
-
 from hubkv_trt import ops
-from hubkv_trt.config import DEFAULT_PRESET, DType, HubKVConfig
+from hubkv_trt.config import DEFAULT_PRESET, HubKVConfig
+from ragged import SHAPES, RaggedCache, Shape, draw_scores, make_rows
+from stages_report import COLD_BYTES, Cell, report, targets
 
 DESCRIPTION = """\
 Times the stages of libhubkv beside the same steps written in torch, over the KV cache
@@ -41,61 +42,8 @@ examples:
   python benchmarks/stages.py --shape demo --tokens 4096 --ratio 0.9"""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A model's cache."""
-
-    num_layers: int
-    num_kv_heads: int
-    group_size: int
-    head_dim: int
-    dtype: DType
-
-    @property
-    def row_bytes(self) -> int:
-        """Of one KV pair, K and V."""
-        return 2 * self.head_dim * self.dtype.itemsize
-
-
-SHAPES = {
-    "qwen3-8b": Shape(36, 8, 4, 128, DType.BFLOAT16),
-    "demo": Shape(30, 3, 3, 64, DType.FLOAT32),
-}
 TOKENS = {"qwen3-8b": [1024, 8192, 32768, 131072, 1048576], "demo": [1024, 4096, 7936, 131072]}
 MAX_PAIRS = 1 << 26  # refine and select: more would take 6 GB in torch's topk and sort
-COLD_BYTES = 64 * common.MIB
-
-
-@dataclass
-class Cell:
-    """Figures of one (shape, T); seconds, and bytes of one call."""
-
-    tokens: int
-    score_layers: int
-    row_layers: int
-    batch: int
-    kept_bytes: int
-    padding: float  # rows that torch attends to, over the rows kept
-    ours: dict[str, common.Timing]
-    torch: dict[str, common.Timing]
-    num_bytes: dict[str, int]
-
-
-def draw_scores(layers: int, heads: int, tokens: int) -> torch.Tensor:
-    """float32 [L, Hkv, T] in [0, 1]: u^a with an exponent of each head in 1..8, most pairs near 0 as a gate's are."""
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.rand(layers, heads, tokens, generator=generator)
-    return scores.pow_(torch.rand(layers, heads, 1, generator=generator) * 7 + 1)
-
-
-def make_rows(layers: int, shape: Shape, tokens: int) -> list[torch.Tensor]:
-    """Per layer [T, Hkv, D], token-major; one random block repeated."""
-    block = torch.randn(min(tokens, 2048), shape.num_kv_heads, shape.head_dim).to(getattr(torch, shape.dtype.value))
-    rows = [torch.empty(tokens, *block.shape[1:], dtype=block.dtype) for _ in range(layers)]
-    for layer in rows:
-        for piece in layer.split(len(block)):
-            piece.copy_(block[: len(piece)])
-    return rows
 
 
 class Bench:
@@ -141,8 +89,17 @@ class Bench:
         rows = self.kept(self.score_layers)
 
         def refine() -> torch.Tensor:
-            return ops.refine(scores, alpha, window_tensor, c.nms_kernel, c.penalty_factor, c.head_weight_temperature,
-                              c.min_head_weight, c.max_head_weight, c.sink_tokens)[0]  # fmt: skip
+            return ops.refine(
+                scores,
+                alpha,
+                window_tensor,
+                c.nms_kernel,
+                c.penalty_factor,
+                c.head_weight_temperature,
+                c.min_head_weight,
+                c.max_head_weight,
+                c.sink_tokens,
+            )[0]
 
         refined = refine()
         if self.peers:
@@ -155,34 +112,45 @@ class Bench:
             if not equal and int((offsets - offsets_torch).abs().max()) > 1000:
                 raise RuntimeError("select and torch.topk keep different rows")
             del expected, positions, positions_torch
-        self.time("refine", 8 * scores.numel(), refine,
-                  lambda: torch_steps.refine(scores, float(alpha), window, c))  # fmt: skip
-        self.time("select", 4 * (scores.numel() + rows), lambda: ops.select(refined, 1, rows),
-                  lambda: torch_steps.select(refined, rows))  # fmt: skip
+        self.time("refine", 8 * scores.numel(), refine, lambda: torch_steps.refine(scores, float(alpha), window, c))
+        self.time(
+            "select",
+            4 * (scores.numel() + rows),
+            lambda: ops.select(refined, 1, rows),
+            lambda: torch_steps.select(refined, rows),
+        )
         return refined[: self.row_layers].clone()
 
     def compact_and_attend(self, refined: torch.Tensor) -> Cell:
         s, layers, rows = self.shape, self.row_layers, self.kept(self.row_layers)
         positions, offsets = ops.select(refined, 1, rows)
-        dense = [make_rows(layers, s, self.tokens) for _ in "kv"]
-        k, v = ([x.transpose(0, 1) for x in side] for side in dense)
         batch = max(1, -(-COLD_BYTES // (rows * s.row_bytes)))
         cache = RaggedCache(s, layers, rows, batch, offsets)
+        self.compact(positions, offsets, cache)
+        padding = self.attend(cache, offsets)
+        kept = rows * s.row_bytes
+        return Cell(
+            self.tokens, self.score_layers, layers, batch, kept, padding, self.ours, self.theirs, self.num_bytes
+        )
+
+    def compact(self, positions: torch.Tensor, offsets: torch.Tensor, cache: RaggedCache) -> None:
+        """Into the cache's first segment. Dense K and V are gone when this returns."""
+        dense = [make_rows(self.row_layers, self.shape, self.tokens) for _ in "kv"]
+        k, v = ([x.transpose(0, 1) for x in side] for side in dense)
         k_rows, v_rows = cache.rows(0)
         index: list[torch.Tensor] = []
         torch_k = torch_v = torch.empty(0)
         if self.peers:
-            index = torch_steps.flat_rows(positions, offsets, layers)
+            index = torch_steps.flat_rows(positions, offsets, self.row_layers)
             torch_k, torch_v = torch.zeros_like(k_rows), torch.zeros_like(v_rows)
-        ops.compact_into(k, v, positions, offsets, k_rows, v_rows)
-        self.time("compact", 2 * rows * s.row_bytes, lambda: ops.compact_into(k, v, positions, offsets, k_rows, v_rows),
-                  lambda: torch_steps.compact(dense[0], dense[1], index, torch_k, torch_v))  # fmt: skip
+        self.time(
+            "compact",
+            2 * len(positions) * self.shape.row_bytes,
+            lambda: ops.compact_into(k, v, positions, offsets, k_rows, v_rows),
+            lambda: torch_steps.compact(dense[0], dense[1], index, torch_k, torch_v),
+        )
         if self.peers and not (torch.equal(k_rows, torch_k) and torch.equal(v_rows, torch_v)):
             raise RuntimeError("compact and index_select give different rows")
-        del dense, k, v, torch_k, torch_v, index
-        padding = self.attend(cache, offsets)
-        return Cell(self.tokens, self.score_layers, layers, batch, rows * s.row_bytes, padding, self.ours, self.theirs,
-                    self.num_bytes)  # fmt: skip
 
     def attend(self, cache: RaggedCache, offsets: torch.Tensor) -> float:
         s, layers, batch = self.shape, self.row_layers, cache.batch
@@ -213,115 +181,18 @@ class Bench:
         return sum(k.shape[0] * k.shape[1] * k.shape[2] for k, _, _ in padded) * s.row_bytes / kept_bytes
 
 
-class RaggedCache:
-    """B compact segments with the same rows, each in memory of its own, as the runtime lays them into its arena."""
-
-    def __init__(self, shape: Shape, layers: int, rows: int, batch: int, offsets: torch.Tensor) -> None:
-        self.shape, self.layers, self.batch = shape, layers, batch
-        self._dtype, self._rows = getattr(torch, shape.dtype.value), rows
-        side = -(-rows * shape.row_bytes // 2 // 256) * 256
-        table = -(-offsets.numel() * 8 // 256) * 256
-        self._starts = [table + 2 * b * side for b in range(batch)]
-        self.arena = torch.zeros(table + 2 * batch * side + 256, dtype=torch.uint8)
-        self.arena[: offsets.numel() * 8] = offsets.view(torch.uint8)
-        self._side = side
-        self.segments = torch.tensor([[start, start + side, 0, -1] for start in self._starts], dtype=torch.int64)
-        self.pages = torch.full((batch, 1), -1, dtype=torch.int32)
-        self.tails = torch.zeros(batch, dtype=torch.int32)
-        capacity = batch * shape.num_kv_heads + 16 * ops.num_threads()
-        self.work = ops.plan(self.arena, self.segments, layers, shape.num_kv_heads, capacity, 256)
-
-    def rows(self, b: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """k_rows and v_rows [K, D] of sequence b."""
-        size = self._rows * self.shape.row_bytes // 2
-        views = (self.arena[start : start + size] for start in (self._starts[b], self._starts[b] + self._side))
-        k, v = (view.view(self._dtype).view(self._rows, self.shape.head_dim) for view in views)
-        return k, v
-
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """[B, 1, Hq, D]."""
-        return ops.attend(q, k, v, self.arena, self.segments, self.pages, self.tails, None, *self.work, layer, self.layers,
-                          16, 0, 0.0)  # fmt: skip
-
-    def padded(
-        self, offsets: torch.Tensor, new: list[torch.Tensor], group_size: int
-    ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Per layer what torch attends to: k, v [B, Hkv, 1 + longest, D] (the new token first), mask [B, Hq, 1, ...]."""
-        sides = []
-        for rows, token in zip(self.rows(0), new, strict=True):
-            layers = []
-            for padded, mask in torch_steps.pad_rows(rows, offsets, self.layers):
-                whole = torch.cat([token.transpose(1, 2), padded.expand(self.batch, *padded.shape)], 2)
-                here = torch.cat([torch.ones(len(mask), 1, dtype=torch.bool), mask], 1)
-                here = here.repeat_interleave(group_size, 0)[None, :, None].expand(self.batch, -1, -1, -1)
-                layers.append((whole, here))
-            sides.append(layers)
-        return [(k, v, mask) for (k, mask), (v, _) in zip(*sides, strict=True)]
-
-
-# ---- report ------------------------------------------------------------------------------------------------------------
-
-
-def report(name: str, cells: list[Cell], copy: common.Bandwidth) -> str:
-    """The tables of one shape."""
-    scores, rows = [], []
-    for c in cells:
-        pairs = c.num_bytes["refine"] // 8
-        both = c.ours["refine"].best + c.ours["select"].best
-        peer = c.torch["refine"].best + c.torch["select"].best if c.torch else 0.0
-        scores.append([
-            f"{c.tokens}", c.score_layers, *(common.human_seconds(c.ours[x].best) for x in ("refine", "select")),
-            *(share(c, x, copy) for x in ("refine", "select")), f"{both / pairs * 1e9:.2f}",
-            *(common.human_seconds(c.torch[x].best) if c.torch else "-" for x in ("refine", "select")),
-            f"{peer / both:.1f}x" if c.torch else "-",
-        ])  # fmt: skip
-        rows.append([
-            f"{c.tokens}", c.row_layers, f"{c.kept_bytes / common.MIB:.0f}" + "*" * (c.kept_bytes < COLD_BYTES),
-            common.human_seconds(c.ours["compact"].best), share(c, "compact", copy), ratio(c, "compact"), c.batch,
-            common.human_seconds(c.ours["attend"].best), share(c, "attend", copy), ratio(c, "attend"),
-            f"{c.padding:.2f}" if c.torch else "-",
-        ])  # fmt: skip
-    return "\n\n".join([
-        f"### {name}: {SHAPES[name]}",
-        common.table(["T", "layers", "refine", "select", "refine % of copy", "select % of copy", "ns/pair",
-                      "torch refine", "torch select", "torch / ours"], scores),
-        common.table(["T", "layers", "kept MiB", "compact", "% of copy", "torch / ours", "B", "attend, all layers",
-                      "% of copy", "torch / ours", "padded rows"], rows),
-    ])  # fmt: skip
-
-
-def share(c: Cell, stage: str, copy: common.Bandwidth) -> str:
-    return f"{100 * c.num_bytes[stage] / c.ours[stage].best / copy.best:.0f}"
-
-
-def ratio(c: Cell, stage: str) -> str:
-    return f"{c.torch[stage].best / c.ours[stage].best:.1f}x" if c.torch else "-"
-
-
-def targets(cells: list[Cell], copy: common.Bandwidth) -> str:
-    """Reached or not, over all cells of the run."""
-    rows = []
-    if all(c.torch for c in cells):
-        faster = [sum(c.torch[x].best for x in ("refine", "select")) / sum(c.ours[x].best for x in ("refine", "select"))
-                  for c in cells]  # fmt: skip
-        rows.append(["refine + select over torch", ">= 10x", f"{min(faster):.1f}x .. {max(faster):.1f}x"])
-    for stage in ("compact", "attend"):
-        cold = [c for c in cells if stage == "attend" or c.kept_bytes >= COLD_BYTES]
-        found = [100 * c.num_bytes[stage] / c.ours[stage].best / copy.best for c in cold]
-        if found:
-            rows.append([f"{stage}, bytes/s over copy", ">= 60 %", f"{min(found):.0f} .. {max(found):.0f} %"])
-    costs = [sum(c.ours[x].best for x in ("refine", "select")) / (c.num_bytes["refine"] // 8) * 1e9 for c in cells]
-    rows.append(["refine + select per KV pair", "constant", f"{min(costs):.2f} .. {max(costs):.2f} ns"])
-    return common.table(["what", "target", "found (all cells)"], rows)
-
-
 def main() -> None:
     parser = common.arguments(DESCRIPTION, EPILOG)
     parser.add_argument("--shape", choices=[*SHAPES, "all"], default="all", help="whose cache (default: %(default)s)")
     parser.add_argument("--tokens", type=int, nargs="+", metavar="T", help="prompt lengths (default: 1k .. 1M)")
     parser.add_argument("--ratio", type=float, default=0.75, help="compression ratio r (default: %(default)s)")
-    parser.add_argument("--memory", type=float, default=4.5, metavar="GIB",
-                        help="dense K and V at most; layers beyond are left out (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--memory",
+        type=float,
+        default=4.5,
+        metavar="GIB",
+        help="dense K and V at most; layers beyond are left out (default: %(default)s)",
+    )
     parser.add_argument("--no-torch", dest="peers", action="store_false", help="only our stages")
     args = parser.parse_args()
     if not 0 <= args.ratio < 1:
@@ -347,8 +218,10 @@ def run(args: argparse.Namespace) -> None:
             del bench
     after = common.copy_bandwidth(args.threads, 512 * common.MIB, seconds * 2)
     copy = max(before, after, key=lambda b: b.best)
-    print(f"copy bandwidth, read + written: {copy.best / 1e9:.1f} GB/s ({copy.name}; median of the runs "
-          f"{statistics.mean([before.median, after.median]) / 1e9:.1f}); r = {args.ratio}; best times\n")  # fmt: skip
+    print(
+        f"copy bandwidth, read + written: {copy.best / 1e9:.1f} GB/s ({copy.name}; median of the runs "
+        f"{statistics.mean([before.median, after.median]) / 1e9:.1f}); r = {args.ratio}; best times\n"
+    )
     for name, found in cells.items():
         print(report(name, found, copy) + "\n")
     print(targets([c for found in cells.values() for c in found], copy))

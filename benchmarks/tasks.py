@@ -15,17 +15,26 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-PLACES = "lantern garden tower bridge market harbour library station museum castle fountain bakery".split()
-GOODS = "apples blankets candles drums envelopes forks gloves hammers jackets kettles ladders mirrors".split()
-NAMES = "Marta Oskar Lena Victor Irene Hugo Clara Felix Nora Bruno Alice Simon Edith Martin Paula Arthur".split()
-CITIES = "Bergen Lisbon Vienna Dublin Prague Boston Geneva Madrid Oslo Toronto Warsaw Athens".split()
-JOBS = "baker teacher lawyer painter nurse farmer pilot carpenter dentist tailor plumber singer".split()
-ANIMALS = "horse parrot rabbit turtle goat donkey monkey spider camel tiger".split()
-FLOWERS = "roses tulips lilies daisies violets orchids sunflowers poppies".split()
-FOODS = "pizza soup cheese rice salmon chocolate noodles pancakes mushrooms potatoes".split()
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday".split()
-INSTRUMENTS = "piano violin guitar flute trumpet cello harp drums".split()
-COLOURS = "red green blue yellow white black silver purple orange brown".split()
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+def _phrases(text: str) -> list[str]:
+    return text.split(", ")
+
+
+PLACES = _words("lantern garden tower bridge market harbour library station museum castle fountain bakery")
+GOODS = _words("apples blankets candles drums envelopes forks gloves hammers jackets kettles ladders mirrors")
+NAMES = _words("Marta Oskar Lena Victor Irene Hugo Clara Felix Nora Bruno Alice Simon Edith Martin Paula Arthur")
+CITIES = _words("Bergen Lisbon Vienna Dublin Prague Boston Geneva Madrid Oslo Toronto Warsaw Athens")
+JOBS = _words("baker teacher lawyer painter nurse farmer pilot carpenter dentist tailor plumber singer")
+ANIMALS = _words("horse parrot rabbit turtle goat donkey monkey spider camel tiger")
+FLOWERS = _words("roses tulips lilies daisies violets orchids sunflowers poppies")
+FOODS = _words("pizza soup cheese rice salmon chocolate noodles pancakes mushrooms potatoes")
+DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday")
+INSTRUMENTS = _words("piano violin guitar flute trumpet cello harp drums")
+COLOURS = _words("red green blue yellow white black silver purple orange brown")
 
 # One relation each: statement, question, answers. {n} is a first name.
 FACTS: list[tuple[str, str, list[str]]] = [
@@ -39,66 +48,29 @@ FACTS: list[tuple[str, str, list[str]]] = [
     ("{n} grows {a} behind the house.", "What does {n} grow behind the house?", FLOWERS),
 ]
 
-SUBJECTS = [
-    "The mayor",
-    "An old sailor",
-    "A group of students",
-    "The postman",
-    "The shopkeeper",
-    "A visiting doctor",
-    "The council",
-    "A young couple",
-    "The gardener",
-    "The choir",
-    "A tired traveller",
-    "The night watchman",
-]
-VERBS = [
-    "walked past",
-    "talked about",
-    "waited beside",
-    "complained about",
-    "painted a picture of",
-    "wrote to a friend about",
-    "took a photograph of",
-    "stood in front of",
-    "told a long story about",
-    "forgot about",
-]
-OBJECTS = [
-    "the river",
-    "the weather",
-    "the town hall",
-    "the new road",
-    "the price of bread",
-    "the old mill",
-    "the school",
-    "the railway",
-    "the summer fair",
-    "the broken clock",
-    "the empty square",
-    "the northern hills",
-]
-WHEN = [
-    "in the morning",
-    "after lunch",
-    "on Sunday",
-    "during the storm",
-    "last winter",
-    "before the concert",
-    "at noon",
-    "as everyone expected",
-    "without any hurry",
-    "for the second time",
-    "late in the evening",
-    "while it rained",
-]
+SUBJECTS = _phrases(
+    "The mayor, An old sailor, A group of students, The postman, The shopkeeper, A visiting doctor, "
+    "The council, A young couple, The gardener, The choir, A tired traveller, The night watchman"
+)
+VERBS = _phrases(
+    "walked past, talked about, waited beside, complained about, painted a picture of, "
+    "wrote to a friend about, took a photograph of, stood in front of, told a long story about, forgot about"
+)
+OBJECTS = _phrases(
+    "the river, the weather, the town hall, the new road, the price of bread, the old mill, the school, "
+    "the railway, the summer fair, the broken clock, the empty square, the northern hills"
+)
+WHEN = _phrases(
+    "in the morning, after lunch, on Sunday, during the storm, last winter, before the concert, at noon, "
+    "as everyone expected, without any hurry, for the second time, late in the evening, while it rained"
+)
 
 
 @dataclass(frozen=True)
 class Question:
     kind: str  # passkey, value or fact
     text: str
+    lead: str  # how a full sentence begins that answers it, up to the answer
     answer: str
 
 
@@ -126,16 +98,27 @@ def document(seed: int, num_tokens: int, count: Callable[[str], int], per_kind: 
     questions: list[Question] = []
     for place, code in zip(rng.sample(PLACES, per_kind), rng.sample(range(10000, 100000), per_kind), strict=True):
         paragraphs.append(f"Remember: the access code of the {place} is {code}.")
-        questions.append(Question("passkey", f"What is the access code of the {place}?", str(code)))
+        questions.append(
+            Question(
+                "passkey", f"What is the access code of the {place}?", f"The access code of the {place} is", str(code)
+            )
+        )
     goods, values = rng.sample(GOODS, per_kind), rng.sample(range(100, 1000), per_kind)
     lines = "\n".join(f"Number of {good}: {value}" for good, value in zip(goods, values, strict=True))
     paragraphs.append(f"The warehouse list:\n{lines}")
     for good, value in zip(goods, values, strict=True):
-        questions.append(Question("value", f"What is the number of {good} in the warehouse list?", str(value)))
+        questions.append(
+            Question(
+                "value",
+                f"What is the number of {good} in the warehouse list?",
+                f"The number of {good} in the warehouse list is",
+                str(value),
+            )
+        )
     for name, (statement, asked, answers) in zip(rng.sample(NAMES, per_kind), rng.sample(FACTS, per_kind), strict=True):
         answer = rng.choice(answers)
         paragraphs.append(statement.format(n=name, a=answer))
-        questions.append(Question("fact", asked.format(n=name), answer))
+        questions.append(Question("fact", asked.format(n=name), statement.partition(" {a}")[0].format(n=name), answer))
 
     length = sum(count(p) for p in paragraphs)
     filler: list[str] = []

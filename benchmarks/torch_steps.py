@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -68,10 +69,10 @@ def pad_rows(
     layers = []
     for i in range(num_layers):
         offsets = head_offsets[i * num_heads : (i + 1) * num_heads + 1].tolist()
-        longest = max(stop - start for start, stop in zip(offsets, offsets[1:]))
+        longest = max(stop - start for start, stop in itertools.pairwise(offsets))
         padded = rows.new_zeros(num_heads, longest, rows.shape[-1])
         mask = torch.zeros(num_heads, longest, dtype=torch.bool)
-        for head, (start, stop) in enumerate(zip(offsets, offsets[1:])):
+        for head, (start, stop) in enumerate(itertools.pairwise(offsets)):
             padded[head, : stop - start] = rows[start:stop]
             mask[head, : stop - start] = True
         layers.append((padded, mask))

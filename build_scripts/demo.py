@@ -21,7 +21,7 @@ QUESTIONS = {  # and what a right answer names
     "What is the code for the generator room?": "7391",
     "What is the name of the station dog?": "Juniper",
     "Which channel is used to call the mountain rescue?": "27",
-    "What is the password for the station computer?": "marigold",
+    "What is the height of the station above the sea?": "2140",
 }
 MIB = 1 << 20
 
@@ -30,6 +30,7 @@ def demo(arguments: argparse.Namespace) -> int:
     """Compresses the document twice, asks, and prints what came out."""
     document = DOCUMENT.read_text(encoding="utf-8").rstrip() + "\n\n"
     llm = LLM(arguments.engine)
+    llm.generate(document[:2000], SamplingParams(max_tokens=2))  # the first use of an engine reads its weights
     answers, stats = {}, {}
     for name, r in (("dense", 0.0), ("compacted", arguments.ratio)):
         print(

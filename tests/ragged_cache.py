@@ -70,7 +70,7 @@ class RaggedCache:
         )
 
     def clone(self) -> RaggedCache:
-        return replace(self, arena=self.arena.clone())
+        return replace(self, arena=self.arena.clone(), segments=self.segments.clone())
 
 
 def random_cache(

@@ -126,6 +126,23 @@ def test_row_bias_is_the_logarithm_of_a_multiplicity() -> None:
     torch.testing.assert_close(once.attend(*fresh), thrice.attend(*fresh), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("num_new", [1, 3, 20])
+def test_row_bias_of_minus_infinity_removes_the_row(num_new: int) -> None:
+    """Also where it removes all rows of a head, or all that a work item holds."""
+    cache = random_cache(sequences=[(120, 0), (50, 3)], num_layers=1, row_bias=True, seed=2)
+    without = cache.clone()
+    without.segments[1, :3] = -1
+    for sequence, table_and_bias in enumerate(cache.segments[:, 2:].tolist()):
+        table, start = table_and_bias
+        rows = int(cache.arena[table + 16 : table + 24].view(torch.int64))
+        bias = cache.arena[start : start + 4 * rows].view(torch.float32)
+        bias[:] = -torch.inf if sequence == 1 else torch.where(torch.rand(rows) < 0.5, -torch.inf, bias)
+    fresh = new_rows(cache, num_new, 3)
+    out = check(cache, num_new, 3)
+    assert bool(out.isfinite().all())
+    torch.testing.assert_close(cache.attend(*fresh)[1], without.attend(*fresh)[1], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_new", [1, 3])
 @pytest.mark.parametrize("threads", [1, 2, 5])

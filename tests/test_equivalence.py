@@ -190,6 +190,16 @@ def test_questions_over_a_context_equal_the_prompt_asked_alone(tiny: LLM) -> Non
     assert [o.token_ids for o in over_context] == [o.token_ids for o in alone]
 
 
+def test_prompts_and_questions_over_several_contexts_run_together(tiny: LLM) -> None:
+    params = SamplingParams(max_tokens=12)
+    with tiny.compress(random_ids(90, 6), ratio=0.5) as one, tiny.compress(random_ids(33, 7), ratio=0.2) as other:
+        contexts = [one, None, other, one]
+        prompts = [random_ids(n, n) for n in (4, 50, 6, 11)]
+        together = tiny.generate(prompts, params, context=contexts)
+        alone = [tiny.generate(p, params, context=c)[0] for p, c in zip(prompts, contexts, strict=True)]
+    assert [o.token_ids for o in together] == [o.token_ids for o in alone]
+
+
 def test_questions_asked_together_equal_questions_asked_alone(tiny: LLM) -> None:
     questions = [random_ids(n, 200 + n) for n in (3, 17, 1, 30, 12)]
     params = SamplingParams(max_tokens=24)

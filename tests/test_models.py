@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from hubkv_trt import ops as stages
 from hubkv_trt.config import DType, HubKVConfig, ModelConfig, RopeConfig, Scope, budget
 from hubkv_trt.graph.eager import EagerOps
+from hubkv_trt.graph.linear import linear, pack_weights
 from hubkv_trt.graph.ops import CacheInputs, ExtendInputs, PrefillInputs, PrefillOutputs
 from hubkv_trt.models.checkpoint import load_config, load_tokenizer, load_weights
 from hubkv_trt.models.decoder import Decoder
@@ -50,12 +51,13 @@ class Loaded:
     weights: dict[str, Tensor]
     reference: Any
 
-    def ops(self, dtype: DType = DType.FLOAT32) -> EagerOps:
-        return EagerOps({n: w.to(getattr(torch, dtype.value)) for n, w in self.weights.items()}, dtype)
+    def ops(self, dtype: DType = DType.FLOAT32, packed: bool = True) -> EagerOps:
+        weights = {n: w.to(getattr(torch, dtype.value)) for n, w in self.weights.items()}
+        return EagerOps(pack_weights(weights) if packed else weights, dtype)
 
-    def dense(self, ids: Tensor, dtype: DType = DType.FLOAT32) -> Tensor:
+    def dense(self, ids: Tensor, dtype: DType = DType.FLOAT32, packed: bool = True) -> Tensor:
         with torch.inference_mode():
-            return Decoder(self.config).dense_logits(self.ops(dtype), ids, int32(range(len(ids))))
+            return Decoder(self.config).dense_logits(self.ops(dtype, packed), ids, int32(range(len(ids))))
 
     def expected(self, ids: Tensor) -> Tensor:
         with torch.inference_mode():
@@ -109,12 +111,34 @@ def test_positions_are_true_positions(tiny_model: Callable[..., Path]) -> None:
     assert (stretched - plain).abs().max() > 0.1
 
 
-def test_mlp_in_pieces(tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("packed", [True, False])
+def test_many_tokens_run_in_pieces(
+    packed: bool, tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = load(tiny_model("qwen2"))
     ids = random_ids(model.config, 200)
-    whole = model.dense(ids)
-    monkeypatch.setattr("hubkv_trt.graph.eager.MLP_BYTES", 1)  # pieces of 64 tokens
-    torch.testing.assert_close(model.dense(ids), whole, rtol=0, atol=1e-5)
+    whole = model.dense(ids, packed=packed)
+    monkeypatch.setattr("hubkv_trt.graph.eager.PIECE_TOKENS", 64)  # the last piece is shorter
+    torch.testing.assert_close(model.dense(ids, packed=packed), whole, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_packed_products_equal_plain_ones(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    plain = {n: torch.randn(s, generator=generator).to(dtype) for n, s in {
+        "embedding.weight": (50, 40), "layers.0.o.weight": (72, 40), "layers.0.o.bias": (72,)}.items()}  # fmt: skip
+    given = dict(plain)
+    packed = pack_weights(given)
+    assert not given
+    assert packed.keys() == plain.keys()
+    assert packed["embedding.weight"] is plain["embedding.weight"]
+    weight, bias = plain["layers.0.o.weight"], plain["layers.0.o.bias"]
+    with torch.inference_mode():
+        for num_tokens in (1, 3, 70):
+            x = torch.randn(num_tokens, 80, generator=generator).to(dtype)[:, :40]
+            expected = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+            got = linear(x, packed["layers.0.o.weight"], bias).double()
+            assert (got - expected).abs().max() <= 4 * torch.finfo(dtype).eps * expected.abs().max()
 
 
 def test_demo_model_equals_transformers(demo_model_path: Path, demo_reference: Any) -> None:

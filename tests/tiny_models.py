@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny random models in the Hugging Face format: every architecture, small enough for a test."""
+"""Tiny random models in the Hugging Face format, one of every architecture; and what tests do to files."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +91,19 @@ def save_tiny_model(
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     byte_tokenizer().save_pretrained(directory)
     return directory
+
+
+def snapshot(directory: Path) -> dict[str, str]:
+    """Every file below a directory and its sha256."""
+    return {
+        str(p.relative_to(directory)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(directory.rglob("*"))
+        if p.is_file()
+    }
+
+
+def edit_json(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Applies a change to the object in a JSON file."""
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data))

@@ -3,9 +3,11 @@
 // attend: attention of new tokens over compact segment, tail and new tokens. hubkv.h has the semantics.
 #pragma once
 
+#include "common/workspace.h"
 #include "hubkv/hubkv.h"
 #include "plan/plan.h"
 
+#include <atomic>
 #include <cstdint>
 
 namespace hubkv
@@ -29,9 +31,9 @@ struct AttendArrays
 
 //! Where things lie in the workspace of the host attend; the one source of its size. The parameters are checked.
 //!
-//! Up to kSPLIT_QUERIES queries per kv head (G * Tq), the rows of a head are shared out: each work item and each piece of
-//! tail is attended to on its own, and the parts are merged. Beyond, queries are shared out instead, in tiles that go over
-//! all rows of their head, and nothing is kept between.
+//! Up to kSPLIT_QUERIES queries per kv head (G * Tq), the rows of a head are shared out: each work item and each piece
+//! of tail is attended to on its own, and the parts are merged. Beyond, queries are shared out instead, in tiles that
+//! go over all rows of their head, and nothing is kept between.
 struct AttendLayout
 {
     static constexpr int64_t kSPLIT_QUERIES = 32;
@@ -44,11 +46,10 @@ struct AttendLayout
     int64_t tailPieces; // most pieces of a tail
     int64_t slotFloats; // of one part: maximum [queries], sum [queries], values [queries, D]
 
-    // Offsets in bytes.
-    int64_t itemStarts; // int32 [heads + 1]: where a head's items begin in `order`
-    int64_t order;      // int32 [capacity]: items sorted by head, in the order of the work list within one
-    int64_t unmerged;   // int32 [heads]: parts of a head still at work
-    int64_t slots;      // float32 [capacity + heads * tailPieces, slotFloats]
+    WorkspaceArray<int32_t> itemStarts;            // [heads + 1] where a head's items begin in `order`
+    WorkspaceArray<int32_t> order;                 // [capacity] items by head
+    WorkspaceArray<std::atomic<int32_t>> unmerged; // [heads] parts of a head still at work
+    WorkspaceArray<float> slots;                   // [capacity + heads * tailPieces, slotFloats]
     int64_t bytes;
 
     explicit AttendLayout(hubkv_attend_params const& params);

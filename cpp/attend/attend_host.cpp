@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Shares the attention of a batch out over the threads. How rows are grouped, and in which order parts are merged, follows
-// from the work list and the sequence's own lengths alone. Hence the bits of a result do not depend on the number of
-// threads nor on where in the batch a sequence stands; on other sequences only through the rows per item of the plan,
-// and beyond AttendLayout::kSPLIT_QUERIES queries not at all.
+// Shares the attention of a batch out over the threads. How rows are grouped, and in which order parts are merged,
+// follows from the work list and the sequence's own lengths alone. Hence the bits of a result do not depend on the
+// number of threads nor on where in the batch a sequence stands; on other sequences only through the rows per item of
+// the plan, and beyond AttendLayout::kSPLIT_QUERIES queries not at all.
 #include "attend/attend.h"
+#include "attend/item_index.h"
 #include "attend/row_stream.h"
 #include "attend/tile.h"
 #include "common/cache_view.h"
@@ -21,13 +22,6 @@ namespace hubkv
 {
 namespace
 {
-
-constexpr int64_t kCACHE_LINE = 64;
-
-int64_t aligned(int64_t bytes)
-{
-    return (bytes + kCACHE_LINE - 1) / kCACHE_LINE * kCACHE_LINE;
-}
 
 AttendKernels kernelsFor(hubkv_dtype dtype)
 {
@@ -54,15 +48,13 @@ public:
         , mElementBytes(elementBytes(params.cache.dtype))
         , mG(params.Hq / params.cache.Hkv)
         , mWork(arrays.work + params.layer * params.cache.capacity)
-        , mItemStarts(at<int32_t>(workspace, mLayout.itemStarts))
-        , mOrder(at<int32_t>(workspace, mLayout.order))
-        , mUnmerged(at<std::atomic<int32_t>>(workspace, mLayout.unmerged))
-        , mSlots(at<float>(workspace, mLayout.slots))
+        , mItems(params.cache, mWork, arrays.workCount[params.layer], mLayout.itemStarts.in(workspace),
+              mLayout.order.in(workspace))
+        , mUnmerged(mLayout.unmerged.in(workspace))
+        , mSlots(mLayout.slots.in(workspace))
     {
-        float const scale
-            = params.scale != 0.F ? params.scale : 1.F / std::sqrt(static_cast<float>(params.cache.D));
+        float const scale = params.scale != 0.F ? params.scale : 1.F / std::sqrt(static_cast<float>(params.cache.D));
         mScale = scale * kLOG2_E;
-        sortItems();
     }
 
     void run()
@@ -71,47 +63,6 @@ public:
     }
 
 private:
-    template <typename T>
-    static T* at(void* workspace, int64_t offset)
-    {
-        return reinterpret_cast<T*>(static_cast<char*>(workspace) + offset);
-    }
-
-    //! The head (sequence * Hkv + kv head) of an item; -1 for an item that names none.
-    int64_t headOf(WorkItem const& item) const
-    {
-        bool const real = item.sequence >= 0 && item.sequence < mParams.cache.B && item.head >= 0
-            && item.head < mParams.cache.Hkv;
-        return real ? item.sequence * mParams.cache.Hkv + item.head : -1;
-    }
-
-    void sortItems()
-    {
-        int64_t const count
-            = std::clamp<int64_t>(mArrays.workCount[mParams.layer], 0, mParams.cache.capacity);
-        std::fill_n(mItemStarts, mLayout.heads + 1, 0);
-        for (int64_t i = 0; i < count; ++i)
-        {
-            if (int64_t const head = headOf(mWork[i]); head >= 0)
-            {
-                ++mItemStarts[head];
-            }
-        }
-        // Counts become ends; filling from the back turns ends into starts.
-        for (int64_t head = 0; head < mLayout.heads; ++head)
-        {
-            mItemStarts[head + 1] += mItemStarts[head];
-        }
-        mItems = mItemStarts[mLayout.heads];
-        for (int64_t i = count - 1; i >= 0; --i)
-        {
-            if (int64_t const head = headOf(mWork[i]); head >= 0)
-            {
-                mOrder[--mItemStarts[head]] = static_cast<int32_t>(i);
-            }
-        }
-    }
-
     int32_t newTokens(int64_t b) const
     {
         int32_t const given = mArrays.newLengths != nullptr ? mArrays.newLengths[b] : kINT32_MAX;
@@ -156,8 +107,8 @@ private:
     QueryRows<void const*> queryRows(int64_t b, int64_t head) const
     {
         int64_t const offset = b * mParams.Tq * mParams.qTokenStride + head * mG * mParams.cache.D;
-        return {static_cast<char const*>(mArrays.q) + offset * mElementBytes, mParams.qTokenStride, mG,
-            mParams.cache.D};
+        return {
+            static_cast<char const*>(mArrays.q) + offset * mElementBytes, mParams.qTokenStride, mG, mParams.cache.D};
     }
 
     QueryRows<void*> outRows(int64_t b, int64_t head) const
@@ -187,8 +138,8 @@ private:
     Parts partsOf(int64_t b, int64_t head) const
     {
         int64_t const index = b * mParams.cache.Hkv + head;
-        int32_t const items = mItemStarts[index + 1] - mItemStarts[index];
-        return Parts{mSlots, mLayout.slotFloats, mLayout.queries, mOrder + mItemStarts[index], items,
+        int32_t const items = mItems.countOf(index);
+        return Parts{mSlots, mLayout.slotFloats, mLayout.queries, mItems.itemsOf(index), items,
             mParams.cache.capacity + index * mLayout.tailPieces, items + static_cast<int32_t>(tailPieces(b))};
     }
 
@@ -202,13 +153,14 @@ private:
             new (mUnmerged + index) std::atomic<int32_t>(partsOf(b, index % mParams.cache.Hkv).count);
         }
         // Items first: they are the long ones.
-        parallelFor(mItems + mLayout.heads * mLayout.tailPieces,
-            [this](int64_t unit) { unit < mItems ? runItem(unit) : runTail(unit - mItems); });
+        int64_t const items = mItems.count();
+        parallelFor(items + mLayout.heads * mLayout.tailPieces,
+            [this, items](int64_t unit) { unit < items ? runItem(unit) : runTail(unit - items); });
     }
 
     void runItem(int64_t index)
     {
-        int32_t const* const item = mOrder + index;
+        int32_t const* const item = mItems.all() + index;
         int64_t const b = mWork[*item].sequence;
         int64_t const head = mWork[*item].head;
         RowStream prototype(mCache, mParams.layer, head);
@@ -281,7 +233,7 @@ private:
             return;
         }
         RowStream rows(mCache, mParams.layer, head);
-        addCompact(rows, b, head, mOrder + mItemStarts[index], mItemStarts[index + 1] - mItemStarts[index]);
+        addCompact(rows, b, head, mItems.itemsOf(index), mItems.countOf(index));
         addTail(rows, b, 0, tailTokens(b));
         // New tokens past the last query's are seen by none.
         addNew(rows, b, head, static_cast<int32_t>((first + count - 1) / mG + 1));
@@ -296,11 +248,9 @@ private:
     int64_t const mElementBytes;
     int64_t const mG;
     WorkItem const* const mWork;
-    int32_t* const mItemStarts;
-    int32_t* const mOrder;
+    ItemIndex const mItems;
     std::atomic<int32_t>* const mUnmerged;
     float* const mSlots;
-    int64_t mItems = 0;
     float mScale = 0.F;
 };
 
@@ -313,15 +263,16 @@ AttendLayout::AttendLayout(hubkv_attend_params const& params)
     queries = params.Hq / cache.Hkv * params.Tq;
     split = queries <= kSPLIT_QUERIES;
     tailPieces = std::clamp<int64_t>(cache.maxPages * cache.P / kTAIL_PIECE, 1, kMAX_TAIL_PIECES);
-    slotFloats = aligned(queries * (cache.D + 2) * static_cast<int64_t>(sizeof(float)))
-        / static_cast<int64_t>(sizeof(float));
+    // Slots begin on cache lines of their own.
+    constexpr int64_t kLINE_FLOATS = kWORKSPACE_ALIGNMENT / static_cast<int64_t>(sizeof(float));
+    slotFloats = (queries * (cache.D + 2) + kLINE_FLOATS - 1) / kLINE_FLOATS * kLINE_FLOATS;
 
-    itemStarts = 0;
-    order = aligned(itemStarts + (heads + 1) * static_cast<int64_t>(sizeof(int32_t)));
-    unmerged = aligned(order + cache.capacity * static_cast<int64_t>(sizeof(int32_t)));
-    slots = aligned(unmerged + heads * static_cast<int64_t>(sizeof(int32_t)));
-    int64_t const slotCount = split ? cache.capacity + heads * tailPieces : 0;
-    bytes = slots + slotCount * slotFloats * static_cast<int64_t>(sizeof(float));
+    WorkspaceCarver carver;
+    itemStarts = carver.take<int32_t>(heads + 1);
+    order = carver.take<int32_t>(cache.capacity);
+    unmerged = carver.take<std::atomic<int32_t>>(split ? heads : 0);
+    slots = carver.take<float>(split ? (cache.capacity + heads * tailPieces) * slotFloats : 0);
+    bytes = carver.bytes();
 }
 
 void attendHost(hubkv_attend_params const& params, AttendArrays const& arrays, void* workspace)

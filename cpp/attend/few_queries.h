@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Few queries per kv head (decoding): bound by memory. Lanes run over D; rows of K and V are read once, straight from the
-// cache, for all queries. While the keys of a block are read its values are prefetched, and while its values are read,
-// the keys of the next block. Included inside a target region, see kernels.h.
+// Few queries per kv head (decoding): bound by memory. Lanes run over D; rows of K and V are read once, straight from
+// the cache, for all queries. While the keys of a block are read its values are prefetched, and while its values are
+// read, the keys of the next block. Included inside a target region, see kernels.h.
 #pragma once
 
 namespace hubkv
 {
 
-//! Rows per block: the keys and values of a block, 16 KiB each at most, stay in the first-level cache between their uses.
-inline int32_t blockRowsFor(int64_t rowBytes)
+//! Rows per block: the keys and values of a block, 16 KiB each at most, stay in the first-level cache between their
+//! uses.
+template <typename L>
+int32_t blockRowsFor(int64_t rowBytes)
 {
     int64_t const rows = 16384 / rowBytes / kROW_GRANULE * kROW_GRANULE;
     return static_cast<int32_t>(rows < kMAX_BLOCK_ROWS ? rows : kMAX_BLOCK_ROWS);
@@ -86,8 +88,7 @@ void addColumns(RowBlock const& block, float const* weights, float const* correc
     {
         for (int c = 0; c < NC; ++c)
         {
-            sums[n][c]
-                = L::mul(L::set(correction[n]), L::load(values + n * stride + column + c * L::kLANES));
+            sums[n][c] = L::mul(L::set(correction[n]), L::load(values + n * stride + column + c * L::kLANES));
         }
     }
     for (int32_t r = 0; r < block.rows; ++r)
@@ -240,7 +241,7 @@ void attendFewQueries(Tile const& tile, RowStream& rows)
     }
 
     int32_t const groups = (tile.count + L::kDOT_QUERIES - 1) / L::kDOT_QUERIES;
-    int32_t const blockRows = blockRowsFor(D * static_cast<int64_t>(sizeof(T)));
+    int32_t const blockRows = blockRowsFor<L>(D * static_cast<int64_t>(sizeof(T)));
     RowBlock blocks[2];
     int current = 0;
     bool more = rows.next(blocks[0], blockRows);
@@ -253,16 +254,12 @@ void attendFewQueries(Tile const& tile, RowStream& rows)
         {
             int32_t const count = (tile.count - from + groups - group - 1) / (groups - group);
             // Only whole next blocks are prefetched, so that the loop needs no bound for them.
-            RowBlock const* const nextBlock
-                = group == groups - 1 && more && following.rows >= block.rows ? &following : nullptr;
+            RowBlock const* const nextBlock =
+                group == groups - 1 && more && following.rows >= block.rows ? &following : nullptr;
             switch (count)
             {
-            case 1:
-                attendGroup<L, T, 1>(tile, from, block, nextBlock, q, stride, maximum, sum, values);
-                break;
-            case 2:
-                attendGroup<L, T, 2>(tile, from, block, nextBlock, q, stride, maximum, sum, values);
-                break;
+            case 1: attendGroup<L, T, 1>(tile, from, block, nextBlock, q, stride, maximum, sum, values); break;
+            case 2: attendGroup<L, T, 2>(tile, from, block, nextBlock, q, stride, maximum, sum, values); break;
             case 3:
                 attendGroup<L, T, L::kDOT_QUERIES >= 3 ? 3 : 1>(
                     tile, from, block, nextBlock, q, stride, maximum, sum, values);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the kernels of all lane types share: the exponential, results out, merging. Like few_queries.h and many_queries.h,
-// every function is a template over the lane type, and is included inside the target region of that type: no code
-// compiled for one instruction set is ever linked into another. Hence no other header is included here.
+// What the kernels of all lane types share: the exponential, results out, merging. Like few_queries.h and
+// many_queries.h, every function is a template over the lane type, and is included inside the target region of that
+// type: no code compiled for one instruction set is ever linked into another. Hence no other header is included here.
 #pragma once
 
 namespace hubkv
@@ -10,7 +10,8 @@ namespace hubkv
 
 constexpr int64_t kMAX_HEAD_DIM = 256;
 
-//! 2^x for x <= 0, relative error below 2e-7 (polynomial of degree 6, minimax on [-0.5, 0.5]); 0 below -126.5; NaN stays.
+//! 2^x for x <= 0, relative error below 2e-7 (polynomial of degree 6, minimax on [-0.5, 0.5]); 0 below -126.5; NaN
+//! stays.
 template <typename L>
 typename L::Reg exp2(typename L::Reg x)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// 4 float32 lanes in plain C++, for the processors that the other lane types leave out. Compilers turn these loops of four
-// into the vector instructions that every processor of the target has.
+// 4 float32 lanes in plain C++, for the processors that the other lane types leave out. Compilers turn these loops of
+// four into the vector instructions that every processor of the target has.
 #pragma once
 
 #include "common/dtype.h"
@@ -137,7 +137,8 @@ struct ScalarLanes
         Reg product;
         for (int i = 0; i < 4; ++i)
         {
-            // The low bits of exponent + 1.5 * 2^23 + 127 are the biased exponent; nothing is converted, so NaN is harmless.
+            // The low bits of exponent + 1.5 * 2^23 + 127 are the biased exponent; nothing is converted, so NaN is
+            // harmless.
             uint32_t const biased = bitsOf(exponent.lane[i] + (12582912.F + 127.F)) & 0xffu;
             product.lane[i] = value.lane[i] * floatOf(biased << 23);
         }

@@ -13,8 +13,8 @@ template <typename L>
 struct TileState
 {
     static constexpr int32_t kWIDTH = L::kLANES * L::kTILE_REGS;
-    alignas(64) float q[kMAX_HEAD_DIM * kWIDTH]; // [D, kWIDTH] times scale
-    alignas(64) float values[kMAX_HEAD_DIM * kWIDTH]; // [D, kWIDTH]
+    alignas(64) float q[kMAX_HEAD_DIM * kWIDTH];        // [D, kWIDTH] times scale
+    alignas(64) float values[kMAX_HEAD_DIM * kWIDTH];   // [D, kWIDTH]
     alignas(64) float logits[kMAX_BLOCK_ROWS * kWIDTH]; // [rows, kWIDTH], then the weights
     alignas(64) float maximum[kWIDTH];
     alignas(64) float sum[kWIDTH];
@@ -225,8 +225,7 @@ void attendManyQueries(Tile const& tile, RowStream& rows)
         state.maximum[i] = kNO_LOGIT;
         state.sum[i] = 0.F;
         bool const real = i < tile.count;
-        T const* const from
-            = static_cast<T const*>(tile.q.rows) + (real ? tile.q.offset(tile.first + i) : 0);
+        T const* const from = static_cast<T const*>(tile.q.rows) + (real ? tile.q.offset(tile.first + i) : 0);
         for (int64_t d = 0; d < D; ++d)
         {
             state.q[d * kWIDTH + i] = real ? toFloat(from[d]) * tile.scale : 0.F;

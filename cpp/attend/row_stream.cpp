@@ -65,8 +65,8 @@ int32_t RowStream::addTail(RowBlock& block, int32_t rows, int32_t maxRows)
         }
         int32_t const count = static_cast<int32_t>(std::min<int64_t>(inPage, maxRows - rows));
         char const* const from = keys + slot * mCache.rowBytes;
-        addRows(block, rows, count,
-            StridedRows{from, from + mCache.valueOffset(), mCache.rowBytes, mCache.rowBytes}, nullptr);
+        addRows(block, rows, count, StridedRows{from, from + mCache.valueOffset(), mCache.rowBytes, mCache.rowBytes},
+            nullptr);
         rows += count;
         mTailNext += count;
     }

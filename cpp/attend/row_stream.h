@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a set of queries attends to, as blocks of row addresses: compact rows named by work items, then tail rows, then new
-// tokens. A block crosses from one kind to the next, so the kernels never see where rows come from, and where a block
-// ends does not depend on how the plan cut a head.
+// What a set of queries attends to, as blocks of row addresses: compact rows named by work items, then tail rows, then
+// new tokens. A block crosses from one kind to the next, so the kernels never see where rows come from, and where a
+// block ends does not depend on how the plan cut a head.
 #pragma once
 
 #include "common/cache_view.h"
@@ -23,10 +23,10 @@ constexpr float kLOG2_E = 1.44269504F;
 
 struct RowBlock
 {
-    int32_t rows; // real rows, >= 1
-    int32_t padded; // rows up to a multiple of kROW_GRANULE
-    int32_t firstNew; // first row of the block that is a new token; `rows` where there is none
-    int32_t newToken; // which new token that is
+    int32_t rows;                   // real rows, >= 1
+    int32_t padded;                 // rows up to a multiple of kROW_GRANULE
+    int32_t firstNew;               // first row of the block that is a new token; `rows` where there is none
+    int32_t newToken;               // which new token that is
     char const* k[kMAX_BLOCK_ROWS]; // [padded] rows of D
     char const* v[kMAX_BLOCK_ROWS];
     alignas(64) float bias[kMAX_BLOCK_ROWS]; // [padded] in units of log 2, added to scale * q . k

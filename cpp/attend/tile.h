@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The unit of work of the host attend: some queries of one (sequence, kv head) over one stream of rows; and the merging of
-// what such units found. Query i of a kv head is head i % G of new token i / G. Logits are in units of log 2: scale
+// The unit of work of the host attend: some queries of one (sequence, kv head) over one stream of rows; and the merging
+// of what such units found. Query i of a kv head is head i % G of new token i / G. Logits are in units of log 2: scale
 // includes log2(e), so that weights are powers of two.
 #pragma once
 
@@ -17,8 +17,8 @@ namespace hubkv
 struct Part
 {
     float* maximum; // [queries] -inf where every row was masked or there was none
-    float* sum; // [queries] of 2^(logit - maximum)
-    float* values; // [queries, D] sums of 2^(logit - maximum) * v
+    float* sum;     // [queries] of 2^(logit - maximum)
+    float* values;  // [queries, D] sums of 2^(logit - maximum) * v
 };
 
 //! Rows of q or out of one (sequence, kv head): [tokens, G, D], tokens tokenStride elements apart.

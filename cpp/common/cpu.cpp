@@ -14,8 +14,7 @@ Isa detect() noexcept
 {
 #if HUBKV_X86
     __builtin_cpu_init();
-    bool const avx2
-        = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    bool const avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     bool const avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
         && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     return avx512 ? Isa::kAVX512 : (avx2 ? Isa::kAVX2 : Isa::kSCALAR);

@@ -57,7 +57,7 @@ public:
 private:
     unsigned mSaved;
 #else
-    DefaultFloatMode() noexcept {}
+    DefaultFloatMode() noexcept { }
 #endif
 
 public:

@@ -151,8 +151,8 @@ HUBKV_TARGET_AVX2 inline void store8(BFloat16* to, __m256 value)
 {
     __m256i const bits = _mm256_castps_si256(value);
     __m256i const odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    __m256i const rounded
-        = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+    __m256i const rounded =
+        _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
     __m256i const quiet = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
     __m256i const isNan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
     __m256i const words = _mm256_blendv_epi8(rounded, quiet, isNan);

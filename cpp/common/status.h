@@ -114,7 +114,8 @@ inline int64_t checkedProduct(char const* what, int64_t a, int64_t b)
 
 inline void checkWorkspace(void const* workspace, int64_t given, int64_t needed)
 {
-    HUBKV_CHECK(given >= needed, "workspaceBytes: %lld is less than the %lld bytes that the workspace function asks for",
+    HUBKV_CHECK(given >= needed,
+        "workspaceBytes: %lld is less than the %lld bytes that the workspace function asks for",
         static_cast<long long>(given), static_cast<long long>(needed));
     if (needed > 0)
     {
@@ -125,7 +126,8 @@ inline void checkWorkspace(void const* workspace, int64_t given, int64_t needed)
 //! D as every stage takes it.
 inline void checkHeadDim(int64_t D)
 {
-    HUBKV_CHECK(D >= 8 && D <= 256 && D % 8 == 0, "D: %lld is not a multiple of 8 in 8..256", static_cast<long long>(D));
+    HUBKV_CHECK(
+        D >= 8 && D <= 256 && D % 8 == 0, "D: %lld is not a multiple of 8 in 8..256", static_cast<long long>(D));
 }
 
 //! Accepts HUBKV_CPU. HUBKV_CUDA is right but not in this build; other values are refused.

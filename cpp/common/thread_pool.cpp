@@ -188,7 +188,7 @@ Pool& pool()
         pthread_atfork(nullptr, nullptr, [] { gPool.store(nullptr, std::memory_order_relaxed); });
         return true;
     }();
-    (void) registered;
+    (void)registered;
     Pool* current = gPool.load(std::memory_order_acquire);
     if (current == nullptr)
     {

@@ -33,9 +33,8 @@ void parallelForSlots(int64_t count, int32_t maxSlots, Fn&& fn)
 {
     using Body = std::remove_reference_t<Fn>;
     detail::runLoop(
-        count, maxSlots,
-        [](void* context, int64_t index, int32_t slot) { (*static_cast<Body*>(context))(index, slot); },
-        const_cast<void*>(static_cast<void const*>(&fn)));
+        count, maxSlots, [](void* context, int64_t index, int32_t slot)
+        { (*static_cast<Body*>(context))(index, slot); }, const_cast<void*>(static_cast<void const*>(&fn)));
 }
 
 //! Calls fn(index) for every index in 0..count-1 on up to numThreads() threads.

@@ -13,11 +13,11 @@ namespace hubkv
 namespace
 {
 
-void checkStrides(hubkv_compact_params const& params, char const* headField, int64_t headStride,
-    char const* tokenField, int64_t tokenStride)
+void checkStrides(hubkv_compact_params const& params, char const* headField, int64_t headStride, char const* tokenField,
+    int64_t tokenStride)
 {
-    checkRange(headField, headStride, 0, kINT64_MAX);
-    checkRange(tokenField, tokenStride, 0, kINT64_MAX);
+    checkRange(headField, headStride, 0, kINT64_MAX / 8); // bytes fit as well
+    checkRange(tokenField, tokenStride, 0, kINT64_MAX / 8);
     int64_t const heads = checkedProduct(headField, params.Hkv - 1, headStride);
     int64_t const tokens = checkedProduct(tokenField, params.T - 1, tokenStride);
     HUBKV_CHECK(heads <= kINT64_MAX / 8 && tokens <= kINT64_MAX / 8, "%s, %s: %lld, %lld reach past 64 bits", headField,

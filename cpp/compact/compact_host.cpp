@@ -16,10 +16,10 @@ namespace hubkv
 namespace
 {
 
-constexpr int64_t kTASK_BYTES = 256 << 10;       // output of a task, k and v together
-constexpr int64_t kTASKS_PER_THREAD = 16;        // at most
-constexpr int64_t kSTREAM_BYTES = 16LL << 20;    // outputs from this size on bypass the cache
-constexpr int64_t kPREFETCH_BYTES = 4 << 10;      // rows asked for ahead of the copy
+constexpr int64_t kTASK_BYTES = 256 << 10;    // output of a task, k and v together
+constexpr int64_t kTASKS_PER_THREAD = 16;     // at most
+constexpr int64_t kSTREAM_BYTES = 16LL << 20; // outputs from this size on bypass the cache
+constexpr int64_t kPREFETCH_BYTES = 4 << 10;  // rows asked for ahead of the copy
 
 //! Rows of one head from one tensor.
 struct RowCopy
@@ -50,8 +50,8 @@ HUBKV_INLINE void prefetchRow(RowCopy const& copy, int64_t row)
         __builtin_prefetch(from + byte, 0, 2);
     }
 #else
-    (void) copy;
-    (void) row;
+    (void)copy;
+    (void)row;
 #endif
 }
 
@@ -154,10 +154,10 @@ CopyRows chooseCopy(int64_t rows, int64_t rowBytes, void const* kRows, void cons
         }
     }
 #else
-    (void) rows;
-    (void) rowBytes;
-    (void) kRows;
-    (void) vRows;
+    (void)rows;
+    (void)rowBytes;
+    (void)kRows;
+    (void)vRows;
 #endif
     return copyPlain;
 }
@@ -189,9 +189,9 @@ void compactHost(hubkv_compact_params const& params, void const* const* k, void 
                 int64_t const head = number - layer * params.Hkv;
                 auto const copy = [&](void const* from, int64_t headStride, int64_t tokenStride, void* to)
                 {
-                    copyRows({static_cast<char const*>(from) + head * headStride * element, tokenStride * element,
-                        params.T, positions + first, last - first, rowBytes,
-                        static_cast<char*>(to) + first * rowBytes});
+                    copyRows(
+                        {static_cast<char const*>(from) + head * headStride * element, tokenStride * element, params.T,
+                            positions + first, last - first, rowBytes, static_cast<char*>(to) + first * rowBytes});
                 };
                 copy(k[layer], params.kHeadStride, params.kTokenStride, kRows);
                 copy(v[layer], params.vHeadStride, params.vTokenStride, vRows);

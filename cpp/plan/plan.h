@@ -23,7 +23,8 @@ static_assert(sizeof(WorkItem) == 4 * sizeof(int32_t), "work is int32 [L, capaci
 //! Item lengths are multiples of this, except for the last item of a head.
 constexpr int64_t kITEM_GRANULE = 16;
 
-//! Fills work [L, capacity, 4] and workCount [L]; the parameters are checked. Items ascend by (sequence, head, firstRow).
+//! Fills work [L, capacity, 4] and workCount [L]; the parameters are checked. Items ascend by (sequence, head,
+//! firstRow).
 void planHost(hubkv_cache_params const& params, int64_t minRowsPerItem, int64_t const* arena, int64_t const* segments,
     WorkItem* work, int32_t* workCount);
 

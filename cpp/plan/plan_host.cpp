@@ -29,14 +29,15 @@ void forEachHead(
 }
 
 //! The smallest multiple of kITEM_GRANULE, at least `atLeast`, for which the layer's items fit in capacity.
-int64_t rowsPerItem(hubkv_cache_params const& params, CacheView const& cache, int64_t const* segments, int64_t layer,
-    int64_t atLeast)
+int64_t rowsPerItem(
+    hubkv_cache_params const& params, CacheView const& cache, int64_t const* segments, int64_t layer, int64_t atLeast)
 {
     int64_t longest = 0;
     forEachHead(
         params, cache, segments, layer, [&](int64_t, int64_t, int64_t rows) { longest = std::max(longest, rows); });
 
-    // In granules. `high` always fits: one item per head, and capacity >= B * Hkv. The item count falls with the length.
+    // In granules. `high` always fits: one item per head, and capacity >= B * Hkv. The item count falls with the
+    // length.
     auto const granules = [](int64_t rows) { return rows / kITEM_GRANULE + (rows % kITEM_GRANULE != 0 ? 1 : 0); };
     int64_t low = granules(atLeast);
     int64_t high = std::max(low, granules(longest));

@@ -6,6 +6,7 @@
 #include "common/cpu.h"
 #include "common/thread_pool.h"
 #include "refine/refine_kernels.h"
+#include "refine/window_maxima.h"
 
 #include <algorithm>
 #include <atomic>
@@ -19,7 +20,7 @@ namespace
 {
 
 constexpr float kINFINITY = std::numeric_limits<float>::infinity();
-constexpr int64_t kTASK_CHUNKS = 8;                // chunks per task where a layer is spread over threads
+constexpr int64_t kTASK_CHUNKS = 8;               // chunks per task where a layer is spread over threads
 constexpr int64_t kLAYER_CACHE_BYTES = 4LL << 20; // a layer up to this size is read from cache the second time
 
 //! c^tau as hubkv.h fixes it.
@@ -87,8 +88,8 @@ public:
         };
         if (mWeighted || mReach > kREFINE_CHUNK)
         {
-            parallelFor(tasks,
-                [&](int64_t task) { range(task, [&](int64_t begin, int64_t end) { prepare(begin, end); }); });
+            parallelFor(
+                tasks, [&](int64_t task) { range(task, [&](int64_t begin, int64_t end) { prepare(begin, end); }); });
         }
         {
             DefaultFloatMode const mode;
@@ -238,77 +239,17 @@ private:
             }
             else
             {
-                float const* const maxima = mReach == 0 ? from : windowMaxima(chunk, best);
-                mKernels.blend(from, maxima, n, mParams.penaltyFactor, mBeta[chunk.headNumber], mAlpha, to);
+                if (mReach > 0)
+                {
+                    windowMaxima(mKernels, {chunk.head, mParams.T, mMaxima + chunk.headNumber * mChunks}, chunk.begin,
+                        chunk.end, mReach, best);
+                }
+                mKernels.blend(
+                    from, mReach > 0 ? best : from, n, mParams.penaltyFactor, mBeta[chunk.headNumber], mAlpha, to);
             }
             protect(chunk, to);
         }
         mNonFinite.fetch_add(nonFinite, std::memory_order_relaxed);
-    }
-
-    float const* windowMaxima(Chunk const& chunk, float* best) const
-    {
-        int64_t const n = chunk.end - chunk.begin;
-        if (mReach > kREFINE_CHUNK)
-        {
-            farMaxima(chunk, best);
-        }
-        else if (chunk.begin >= mReach && chunk.end + mReach <= mParams.T)
-        {
-            mKernels.windowMaximum(chunk.head + chunk.begin, n, mReach, best);
-        }
-        else
-        {
-            // Past the ends of the sequence lies -inf.
-            float padded[3 * kREFINE_CHUNK];
-            int64_t const first = std::max<int64_t>(0, chunk.begin - mReach);
-            int64_t const last = std::min(mParams.T, chunk.end + mReach);
-            float* const inside = padded + mReach + first - chunk.begin;
-            std::fill(padded, inside, -kINFINITY);
-            std::copy(chunk.head + first, chunk.head + last, inside);
-            std::fill(inside + (last - first), padded + n + 2 * mReach, -kINFINITY);
-            mKernels.windowMaximum(padded + mReach, n, mReach, best);
-        }
-        return best;
-    }
-
-    //! Every window covers the whole chunk: a running maximum to either side of it, started from maxima of chunks.
-    void farMaxima(Chunk const& chunk, float* best) const
-    {
-        int64_t const n = chunk.end - chunk.begin;
-        float const* const maxima = mMaxima + chunk.headNumber * mChunks;
-        float left = rangeMaximum(chunk.head, maxima, chunk.end - 1 - mReach, chunk.end);
-        for (int64_t i = n - 1; i >= 0; --i)
-        {
-            int64_t const edge = chunk.begin + i - mReach;
-            left = edge >= 0 && chunk.head[edge] > left ? chunk.head[edge] : left;
-            best[i] = left;
-        }
-        float right = rangeMaximum(chunk.head, maxima, chunk.end, chunk.begin + mReach + 1);
-        for (int64_t i = 0; i < n; ++i)
-        {
-            int64_t const edge = chunk.begin + i + mReach;
-            right = edge < mParams.T && chunk.head[edge] > right ? chunk.head[edge] : right;
-            best[i] = std::max(best[i], right);
-        }
-    }
-
-    //! Maximum of head[begin .. end) cut to the sequence.
-    float rangeMaximum(float const* head, float const* maxima, int64_t begin, int64_t end) const
-    {
-        begin = std::max<int64_t>(begin, 0);
-        end = std::min(end, mParams.T);
-        float best = -kINFINITY;
-        while (begin < end)
-        {
-            int64_t const chunk = begin / kREFINE_CHUNK;
-            int64_t const chunkEnd = std::min(mParams.T, (chunk + 1) * kREFINE_CHUNK);
-            bool const whole = begin == chunk * kREFINE_CHUNK && chunkEnd <= end;
-            int64_t const stop = std::min(end, chunkEnd);
-            best = std::max(best, whole ? maxima[chunk] : mKernels.maximum(head + begin, stop - begin));
-            begin = stop;
-        }
-        return best;
     }
 
     void protect(Chunk const& chunk, float* refined) const

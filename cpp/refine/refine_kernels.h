@@ -24,8 +24,8 @@ struct RefineKernels
     void (*windowMaximum)(float const* scores, int64_t n, int64_t reach, float* best);
 
     //! The formula without protection: refined[i] from scores[i] and best[i].
-    void (*blend)(float const* scores, float const* best, int64_t n, float gamma, float beta, float alpha,
-        float* refined);
+    void (*blend)(
+        float const* scores, float const* best, int64_t n, float gamma, float beta, float alpha, float* refined);
 
     //! How many of n scores are NaN or infinite.
     int64_t (*countNonFinite)(float const* scores, int64_t n);
@@ -45,7 +45,7 @@ inline RefineKernels const& refineKernels(Isa isa)
     case Isa::kSCALAR: break;
     }
 #else
-    (void) isa;
+    (void)isa;
 #endif
     return refineKernelsScalar();
 }

@@ -237,7 +237,8 @@ inline int64_t countNonFiniteOf(float const* scores, int64_t n)
 }
 
 template <int W>
-constexpr RefineKernels kREFINE_KERNELS{momentsOf<W>, maximumOf<W>, windowMaximumOf<W>, blendOf<W>, countNonFiniteOf<W>};
+constexpr RefineKernels kREFINE_KERNELS{
+    momentsOf<W>, maximumOf<W>, windowMaximumOf<W>, blendOf<W>, countNonFiniteOf<W>};
 
 } // namespace
 } // namespace hubkv

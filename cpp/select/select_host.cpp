@@ -11,11 +11,11 @@
 
 #include "common/cpu.h"
 #include "common/thread_pool.h"
+#include "select/kth_largest.h"
 #include "select/select_kernels.h"
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -25,34 +25,13 @@ namespace
 {
 
 constexpr int64_t kTASK_CHUNKS = 8;
-constexpr int64_t kTASK_KEYS = 1LL << 16; // keys per task of a histogram
 constexpr int64_t kSMALL_GROUP = 1LL << 16;
-
-//! How a group runs its loops: over the pool, or alone where groups themselves are spread over threads.
-struct Loops
-{
-    bool parallel;
-
-    template <typename Fn>
-    void operator()(int64_t count, Fn&& fn) const
-    {
-        if (parallel)
-        {
-            parallelFor(count, fn);
-            return;
-        }
-        for (int64_t i = 0; i < count; ++i)
-        {
-            fn(i);
-        }
-    }
-};
 
 class SelectGroup
 {
 public:
-    SelectGroup(hubkv_select_params const& params, SelectWorkspace const& layout, float const* scores,
-        char* workspace, Loops loops)
+    SelectGroup(hubkv_select_params const& params, SelectWorkspace const& layout, float const* scores, char* workspace,
+        Loops loops)
         : mKernels(selectKernels(cpuIsa()))
         , mH(params.H)
         , mT(params.T)
@@ -79,7 +58,7 @@ public:
         }
         if (mCapacity == 0 || !findInBracket())
         {
-            mThreshold = kthLargest(mScores, mH * mT, INT32_MIN, INT32_MAX, mK);
+            mThreshold = kthLargest(mScores, mH * mT, {INT32_MIN, INT32_MAX}, mK, mHistogram, mLoops);
             countChunks();
         }
         placeChunks(headOffsets, firstRow);
@@ -122,12 +101,10 @@ private:
     //! Steps 1 to 3. False where the bracket does not lead to the threshold.
     bool findInBracket()
     {
-        int32_t low = INT32_MIN;
-        int32_t high = INT32_MAX;
-        sampleBracket(low, high);
-        if (low == high)
+        KeyRange const bracket = sampleBracket(mScores, mH * mT, mK, mSample, mLoops);
+        if (bracket.low == bracket.high)
         {
-            mThreshold = low;
+            mThreshold = bracket.low;
             countChunks();
             int64_t greater = 0;
             int64_t equal = 0;
@@ -150,12 +127,13 @@ private:
                     return;
                 }
                 int32_t keys[kSELECT_CHUNK + kSELECT_PADDING];
-                chunk.candidates = mKernels.bracket(scores, n, low, high, keys, chunk.greater);
+                chunk.candidates = mKernels.bracket(scores, n, bracket.low, bracket.high, keys, chunk.greater);
                 chunk.offset = inside.fetch_add(chunk.candidates, std::memory_order_relaxed);
                 above.fetch_add(chunk.greater, std::memory_order_relaxed);
                 if (chunk.offset + chunk.candidates <= mCapacity)
                 {
-                    std::memcpy(mCandidates + chunk.offset, keys, static_cast<size_t>(chunk.candidates) * sizeof(int32_t));
+                    std::memcpy(
+                        mCandidates + chunk.offset, keys, static_cast<size_t>(chunk.candidates) * sizeof(int32_t));
                 }
             });
         int64_t const rank = mK - above.load();
@@ -163,7 +141,7 @@ private:
         {
             return false;
         }
-        mThreshold = kthLargest(mCandidates, inside.load(), low, high, rank);
+        mThreshold = kthLargest(mCandidates, inside.load(), bracket, rank, mHistogram, mLoops);
         forEachChunk(
             [&](SelectChunk& chunk, float const*, int64_t, int32_t)
             {
@@ -176,95 +154,6 @@ private:
                 }
             });
         return true;
-    }
-
-    //! The keys five standard deviations of the rank to either side of the K-th largest of a sample.
-    void sampleBracket(int32_t& low, int32_t& high) const
-    {
-        int64_t const scores = mH * mT;
-        int64_t const stride = scores / kSELECT_SAMPLE;
-        mLoops(16,
-            [&](int64_t task)
-            {
-                for (int64_t i = task * kSELECT_SAMPLE / 16; i < (task + 1) * kSELECT_SAMPLE / 16; ++i)
-                {
-                    // Scattered within the stride: scores may repeat with a period.
-                    uint64_t const hash = static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15u >> 32;
-                    mSample[i] = keyOf(mScores[i * stride + static_cast<int64_t>(hash % static_cast<uint64_t>(stride))]);
-                }
-            });
-        double const share = static_cast<double>(mK) / static_cast<double>(scores);
-        double const middle = share * kSELECT_SAMPLE;
-        double const margin = 5.0 * std::sqrt(middle * (1.0 - share)) + 8.0;
-        int64_t const highRank = static_cast<int64_t>(middle - margin);
-        int64_t const lowRank = static_cast<int64_t>(middle + margin);
-        int32_t* const end = mSample + kSELECT_SAMPLE;
-        int32_t* rest = mSample;
-        if (middle - margin >= 0.0)
-        {
-            rest = mSample + highRank;
-            std::nth_element(mSample, rest, end, std::greater<int32_t>());
-            high = *rest;
-        }
-        if (lowRank < kSELECT_SAMPLE)
-        {
-            std::nth_element(rest, mSample + lowRank, end, std::greater<int32_t>());
-            low = mSample[lowRank];
-        }
-    }
-
-    //! The rank-th largest key of n values that lie in low..high, by histograms from the high bits down.
-    template <typename Value>
-    int32_t kthLargest(Value const* values, int64_t n, int32_t low, int32_t high, int64_t rank) const
-    {
-        // Keys as distances from `base`, which wrap where a key lies below it: one comparison checks both ends.
-        uint32_t base = static_cast<uint32_t>(low);
-        uint32_t span = static_cast<uint32_t>(high) - base; // largest distance
-        while (span > 0)
-        {
-            int32_t shift = 0;
-            while ((span >> shift) >= kSELECT_BINS)
-            {
-                ++shift;
-            }
-            histogram(values, n, base, span, shift);
-            uint32_t bin = span >> shift;
-            while (mHistogram[bin] < rank)
-            {
-                rank -= mHistogram[bin];
-                --bin;
-            }
-            span = std::min(span - (bin << shift), (1u << shift) - 1u);
-            base += bin << shift;
-        }
-        return static_cast<int32_t>(base);
-    }
-
-    template <typename Value>
-    void histogram(Value const* values, int64_t n, uint32_t base, uint32_t span, int32_t shift) const
-    {
-        std::fill(mHistogram, mHistogram + kSELECT_BINS, 0);
-        mLoops((n - 1) / kTASK_KEYS + 1,
-            [&](int64_t task)
-            {
-                uint32_t counts[kSELECT_BINS] = {};
-                int64_t const last = std::min(n, (task + 1) * kTASK_KEYS);
-                for (int64_t i = task * kTASK_KEYS; i < last; ++i)
-                {
-                    uint32_t const distance = static_cast<uint32_t>(keyOf(values[i])) - base;
-                    if (distance <= span)
-                    {
-                        ++counts[distance >> shift];
-                    }
-                }
-                for (int64_t bin = 0; bin < kSELECT_BINS; ++bin)
-                {
-                    if (counts[bin] != 0)
-                    {
-                        __atomic_fetch_add(mHistogram + bin, static_cast<int64_t>(counts[bin]), __ATOMIC_RELAXED);
-                    }
-                }
-            });
     }
 
     void countChunks() const

@@ -102,8 +102,7 @@ HUBKV_TARGET_AVX2 HUBKV_INLINE __m256i keys8(float const* scores)
 {
     __m256i bits = _mm256_loadu_si256(reinterpret_cast<__m256i const*>(scores));
     __m256i const magnitudeMask = _mm256_set1_epi32(0x7fffffff);
-    __m256i const isNan
-        = _mm256_cmpgt_epi32(_mm256_and_si256(bits, magnitudeMask), _mm256_set1_epi32(0x7f800000));
+    __m256i const isNan = _mm256_cmpgt_epi32(_mm256_and_si256(bits, magnitudeMask), _mm256_set1_epi32(0x7f800000));
     bits = _mm256_blendv_epi8(bits, _mm256_set1_epi32(static_cast<int32_t>(0xff800000u)), isNan);
     bits = _mm256_andnot_si256(_mm256_cmpeq_epi32(bits, _mm256_set1_epi32(INT32_MIN)), bits);
     return _mm256_xor_si256(bits, _mm256_and_si256(_mm256_srai_epi32(bits, 31), magnitudeMask));
@@ -163,8 +162,8 @@ HUBKV_TARGET_AVX512 HUBKV_INLINE __m512i keys16(float const* scores, __mmask16 l
 {
     __m512i bits = _mm512_maskz_loadu_epi32(lanes, scores);
     __m512i const magnitudeMask = _mm512_set1_epi32(0x7fffffff);
-    __mmask16 const isNan
-        = _mm512_cmpgt_epi32_mask(_mm512_and_si512(bits, magnitudeMask), _mm512_set1_epi32(0x7f800000));
+    __mmask16 const isNan =
+        _mm512_cmpgt_epi32_mask(_mm512_and_si512(bits, magnitudeMask), _mm512_set1_epi32(0x7f800000));
     bits = _mm512_mask_mov_epi32(bits, isNan, _mm512_set1_epi32(static_cast<int32_t>(0xff800000u)));
     bits = _mm512_maskz_mov_epi32(_mm512_cmpneq_epi32_mask(bits, _mm512_set1_epi32(INT32_MIN)), bits);
     return _mm512_xor_si512(bits, _mm512_and_si512(_mm512_srai_epi32(bits, 31), magnitudeMask));
@@ -175,7 +174,8 @@ HUBKV_TARGET_AVX512 HUBKV_INLINE __mmask16 lanesFrom(int64_t i, int64_t n)
     return n - i >= 16 ? static_cast<__mmask16>(0xffffu) : static_cast<__mmask16>((1u << (n - i)) - 1u);
 }
 
-HUBKV_TARGET_AVX512 void countAvx512(float const* scores, int64_t n, int32_t threshold, int32_t& greater, int32_t& equal)
+HUBKV_TARGET_AVX512 void countAvx512(
+    float const* scores, int64_t n, int32_t threshold, int32_t& greater, int32_t& equal)
 {
     __m512i const thresholds = _mm512_set1_epi32(threshold);
     int32_t above = 0;
@@ -203,8 +203,7 @@ HUBKV_TARGET_AVX512 int32_t bracketAvx512(
         __mmask16 const lanes = lanesFrom(i, n);
         __m512i const keys = keys16(scores + i, lanes);
         __mmask16 const isOver = _mm512_mask_cmpgt_epi32_mask(lanes, keys, highKeys);
-        __mmask16 const isInside
-            = static_cast<__mmask16>(_mm512_mask_cmpge_epi32_mask(lanes, keys, lowKeys) & ~isOver);
+        __mmask16 const isInside = static_cast<__mmask16>(_mm512_mask_cmpge_epi32_mask(lanes, keys, lowKeys) & ~isOver);
         over += __builtin_popcount(isOver);
         _mm512_storeu_si512(inside + count, _mm512_maskz_compress_epi32(isInside, keys));
         count += __builtin_popcount(isInside);
@@ -250,7 +249,7 @@ SelectKernels const& selectKernels(Isa isa) noexcept
     case Isa::kSCALAR: break;
     }
 #else
-    (void) isa;
+    (void)isa;
 #endif
     return kKERNELS_SCALAR;
 }

@@ -84,7 +84,8 @@ HUBKV_API hubkv_status hubkv_set_num_threads(int32_t threads);
  *   beta  = clip((c_h / mean over the layer's heads of c)^headWeightTemperature, minHeadWeight, maxHeadWeight)
  *   z_i   = s_i + alpha * (beta * q_i - s_i)
  *   z_i   = +inf at protected positions
- * beta is 1 where no position is unprotected and finite, where the mean of c is 0, and where headWeightTemperature is 0.
+ * beta is 1 where no position is unprotected and finite (such a head has c = 0 in the mean), where the mean of c is 0 or
+ * the power is not a number, and where headWeightTemperature is 0.
  * alpha = 0 gives z = s bit for bit; a score that is not finite passes unchanged (protected positions still get +inf).
  *
  * Numbers, so that every backend gives the same bits. Moments are float64 sums of s and s*s over the finite unprotected
@@ -176,6 +177,7 @@ HUBKV_API hubkv_status hubkv_compact(hubkv_device device, void* stream, hubkv_co
  *     is [L, 2, Hkv, P, D] (0 = keys, 1 = values). Tail token t is slot t mod P of page blockTable[b][t / P].
  * tailLengths [B] int32: tokens in each tail. newLengths [B] int32: how many of the Tq new tokens of each sequence are real
  *     (the first ones); null means all.
+ * Rows and pages are aligned to 16 bytes, head_offsets to 8, row_bias to 4; a segment that is not counts as none.
  * What these tables say is bounded against the arena and the parameters before it is used: wrong tables give wrong numbers
  * or zero rows, never a fault.
  */
@@ -188,7 +190,7 @@ typedef struct
     hubkv_dtype dtype;
     int64_t P;        /* tokens per page, >= 1 */
     int64_t maxPages; /* columns of blockTable, >= 0 */
-    int64_t pageBase; /* bytes */
+    int64_t pageBase; /* bytes, a multiple of 16 */
     int64_t capacity; /* work items per layer that plan may make: >= B * Hkv */
 } hubkv_cache_params;
 
@@ -215,11 +217,11 @@ HUBKV_API hubkv_status hubkv_plan(hubkv_device device, void* stream, hubkv_cache
 typedef struct
 {
     hubkv_cache_params cache;
-    int64_t Tq;    /* >= 1 */
-    int64_t Hq;    /* G = Hq / Hkv in 1..16 */
-    int64_t layer; /* 0..L-1 */
-    float scale;   /* 0 means 1 / sqrt(D) */
-    int64_t qTokenStride; /* elements between the tokens of q, kNew, vNew; heads are D apart. Sequences are Tq tokens apart. */
+    int64_t Tq;           /* >= 1 */
+    int64_t Hq;           /* G = Hq / Hkv in 1..16 */
+    int64_t layer;        /* 0..L-1 */
+    float scale;          /* 0 means 1 / sqrt(D) */
+    int64_t qTokenStride; /* elements between tokens of q, kNew, vNew; heads are D, sequences Tq tokens apart */
     int64_t kTokenStride;
     int64_t vTokenStride;
 } hubkv_attend_params;

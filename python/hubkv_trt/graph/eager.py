@@ -8,7 +8,7 @@ beyond the rows that are kept.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .. import ops as stages
 from ..config import DType, HubKVConfig
+from .linear import linear
 from .ops import CacheInputs
 
 TORCH_DTYPES = {
@@ -26,11 +27,8 @@ TORCH_DTYPES = {
 }
 """torch's names of the engine dtypes."""
 
-SPLIT_TOKENS = 64
-"""From so many tokens on, the parts of a fused projection are products of their own: each then owns its memory."""
-
-MLP_BYTES = 8 << 20
-"""The MLP's inner activation is made in pieces of about this size: it stays in the caches and needs no fresh pages."""
+PIECE_TOKENS = 512
+"""Tokens that go through the token-wise part of a layer together on the CPU: activations stay in its caches."""
 
 
 class _Stage:
@@ -52,7 +50,8 @@ class EagerOps:
     """``graph.ops.Ops`` over torch tensors. Call it under ``torch.inference_mode()``.
 
     Args:
-        weights: by the names of ``models/checkpoint.py`` (and ``models/gate.py``), in ``dtype``, on one device.
+        weights: by the names of ``models/checkpoint.py`` (and ``models/gate.py``), in ``dtype``, on one device. On
+            the CPU ``graph.linear.pack_weights`` makes them faster.
         dtype: of activations and cache rows.
         rows_into: k_rows and v_rows [K, D] that ``compact`` fills from the top, for example views of the cache arena;
             None makes new tensors. Set anew for every prefill.
@@ -95,21 +94,32 @@ class EagerOps:
             self._constants[key] = torch.from_numpy(value.copy()).to(self.device)
         return self._constants[key]
 
+    # -- control
+
+    def by_tokens(self, f: Callable[..., tuple[Tensor, ...]], *xs: Tensor) -> tuple[Tensor, ...]:
+        num_tokens = xs[0].shape[0]
+        if num_tokens <= PIECE_TOKENS or self.device.type != "cpu":
+            return tuple(y.contiguous() for y in f(*xs))  # a slice would hold on to all of what it was cut from
+        wholes: list[Tensor] = []
+        for pieces in zip(*(x.split(PIECE_TOKENS) for x in xs), strict=True):
+            parts = f(*pieces)
+            if not wholes:
+                wholes = [part.new_empty((num_tokens, *part.shape[1:])) for part in parts]
+                targets = zip(*(whole.split(PIECE_TOKENS) for whole in wholes), strict=True)
+            for target, part in zip(next(targets), parts, strict=True):
+                target.copy_(part)
+        return tuple(wholes)
+
+    def stage(self, name: str) -> _Stage:
+        return _Stage(self.seconds, name)
+
     # -- dense layers
 
     def embedding(self, table: Tensor, ids: Tensor) -> Tensor:
         return F.embedding(ids, table)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.linear(x, weight, bias)
-
-    def linear_split(
-        self, x: Tensor, sizes: Sequence[int], weight: Tensor, bias: Tensor | None = None
-    ) -> list[Tensor]:
-        if x.shape[0] < SPLIT_TOKENS:
-            return list(F.linear(x, weight, bias).split(sizes, -1))
-        biases = [None] * len(sizes) if bias is None else bias.split(sizes)
-        return [F.linear(x, w, b) for w, b in zip(weight.split(sizes), biases, strict=True)]
+        return linear(x, weight, bias)
 
     def gated_mlp(
         self,
@@ -120,16 +130,8 @@ class EagerOps:
         gate_up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
     ) -> Tensor:
-        num_tokens = x.shape[0]
-        piece = max(64, MLP_BYTES // (2 * size * x.element_size()))
-        if num_tokens <= piece or x.is_cuda:
-            inner = F.linear(x, gate_up, gate_up_bias)
-            return F.linear(_silu_mul(inner, size), down, down_bias)
-        out = torch.empty_like(x)
-        for rows, target in zip(x.split(piece), out.split(piece), strict=True):
-            inner = F.linear(rows, gate_up, gate_up_bias)
-            target.copy_(F.linear(_silu_mul(inner, size), down, down_bias))
-        return out
+        inner = linear(x, gate_up, gate_up_bias)
+        return linear(F.silu(inner[:, :size]).mul_(inner[:, size:]), down, down_bias)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         return a + b
@@ -204,7 +206,7 @@ class EagerOps:
 
     def rope_tables(
         self, positions: Tensor, inv_freq: np.ndarray, attention_factor: float
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """cos twice, and -sin, sin: [N, 1, D] each, so that rotating is x*cos + swapped halves*sin."""
         angles = positions.float()[:, None] * self.constant(inv_freq)
         cos, sin = angles.cos(), angles.sin()
@@ -214,7 +216,7 @@ class EagerOps:
         cos, sin = tables.to(self.dtype).unsqueeze(2)
         return cos, sin
 
-    def rotary_embedding(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    def rotary_embedding(self, x: Tensor, tables: Sequence[Tensor]) -> Tensor:
         cos, sin = tables
         return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
 
@@ -251,9 +253,6 @@ class EagerOps:
 
     # -- HubKV
 
-    def stage(self, name: str) -> _Stage:
-        return _Stage(self.seconds, name)
-
     def _took(self, name: str, start: float) -> None:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
@@ -265,8 +264,8 @@ class EagerOps:
         """
         with self.stage("refine"):
             refined, non_finite = stages.refine(
-                scores, alpha, window, hubkv.nms_kernel, hubkv.penalty_factor, hubkv.head_weight_temperature,
-                hubkv.min_head_weight, hubkv.max_head_weight, hubkv.sink_tokens,
+                scores.contiguous(), alpha, window, hubkv.nms_kernel, hubkv.penalty_factor,
+                hubkv.head_weight_temperature, hubkv.min_head_weight, hubkv.max_head_weight, hubkv.sink_tokens,
             )  # fmt: skip
             count = int(non_finite)
         if count:
@@ -311,9 +310,3 @@ class EagerOps:
         ends = torch.stack([p[-1] for p in parts]).cumsum(0)
         shifted = [parts[0], *(p[1:] + base for p, base in zip(parts[1:], ends[:-1], strict=True))]
         return torch.cat(shifted)
-
-
-def _silu_mul(inner: Tensor, size: int) -> Tensor:
-    """[N, 2*size] -> silu(first half) * second half [N, size], in the memory of the first half."""
-    gate, up = inner[:, :size], inner[:, size:]
-    return F.silu(gate, inplace=True).mul_(up)

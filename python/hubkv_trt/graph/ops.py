@@ -10,7 +10,7 @@ T at prefill, B*Tq at extend.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -93,6 +93,18 @@ class Ops(Protocol[X]):
         """A small constant that belongs to the graph, in the array's dtype."""
         ...
 
+    # -- control
+    def by_tokens(self, f: Callable[..., tuple[X, ...]], *xs: X) -> tuple[X, ...]:
+        """f(*xs), where f treats tokens alike and apart: the first axis of each x and of each result is N.
+
+        A backend may run f on some tokens at a time. Each result can be freed by itself.
+        """
+        ...
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """What runs inside belongs to the stage of that name (``scorer``, ...): timed, or named in a network."""
+        ...
+
     # -- dense layers
     def embedding(self, table: X, ids: X) -> X:
         """[V, E], int32 [N] -> [N, E]."""
@@ -100,10 +112,6 @@ class Ops(Protocol[X]):
 
     def linear(self, x: X, weight: X, bias: X | None = None) -> X:
         """[N, In], [Out, In], [Out] -> [N, Out]."""
-        ...
-
-    def linear_split(self, x: X, sizes: Sequence[int], weight: X, bias: X | None = None) -> list[X]:
-        """[N, In], [sum(sizes), In], [sum(sizes)] -> [N, size] of each, freed one by one."""
         ...
 
     def gated_mlp(self, x: X, size: int, gate_up: X, down: X, gate_up_bias: X | None = None,
@@ -184,12 +192,12 @@ class Ops(Protocol[X]):
         ...
 
     # -- attention
-    def rope_tables(self, positions: X, inv_freq: np.ndarray, attention_factor: float) -> Any:
-        """What ``rotary_embedding`` reads: cos and sin, times the attention factor, in the engine's dtype, of angles
-        positions int32 [N] times inv_freq float32 [D/2] (a float32 product). Models only pass it on."""
+    def rope_tables(self, positions: X, inv_freq: np.ndarray, attention_factor: float) -> tuple[X, ...]:
+        """What ``rotary_embedding`` reads, tensors with N as first axis that models only pass on: cos and sin, times
+        the attention factor, in the engine's dtype, of positions int32 [N] times inv_freq float32 [D/2]."""
         ...
 
-    def rotary_embedding(self, x: X, tables: Any) -> X:
+    def rotary_embedding(self, x: X, tables: Sequence[X]) -> X:
         """[N, H, D] rotated by halves: (x1*cos - x2*sin, x2*cos + x1*sin). A new tensor: x is not changed."""
         ...
 
@@ -206,10 +214,6 @@ class Ops(Protocol[X]):
         ...
 
     # -- HubKV
-    def stage(self, name: str) -> AbstractContextManager[None]:
-        """What runs inside belongs to the stage of that name (``scorer``, ...): timed, or named in a network."""
-        ...
-
     def refine(self, scores: X, alpha: X, window: X, hubkv: HubKVConfig) -> X:
         """[L, Hkv, T] float32 -> refined [L, Hkv, T] float32. L is the layers that the call sees."""
         ...

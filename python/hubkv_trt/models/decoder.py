@@ -8,7 +8,8 @@ one layer loop. Nothing here looks inside a tensor: ``ops`` runs the graph (eage
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from ..config import HubKVConfig, ModelConfig, Scope
 from ..graph.ops import ExtendInputs, ExtendOutputs, Ops, PrefillInputs, PrefillOutputs
@@ -55,44 +56,48 @@ class Decoder:
         Returns:
             [N, E], or [1, E] with ``last_only``.
         """
-        eps, last_layer = self.model.rms_norm_eps, self.model.num_layers - 1
+        m = self.model
         tables = ops.rope_tables(positions, self._inv_freq, self._attention_factor)
         hidden = ops.embedding(ops.weight("embedding.weight"), input_ids)
-        for layer in range(self.model.num_layers):
+        for layer in range(m.num_layers):
             name = f"layers.{layer}."
-            x = ops.rms_norm(hidden, ops.weight(name + "input_norm.weight"), eps)
-            q, k, v = self._qkv(ops, name, x, tables)
-            if last_only and layer == last_layer:
+            q, k, v, x = ops.by_tokens(partial(self._before_attention, ops, name), hidden, *tables)
+            if last_only and layer == m.num_layers - 1:
                 q, hidden = ops.last(q), ops.last(hidden)
             x = attention(layer, q, k, v, x)
             del q, k, v  # the callee decides what outlives the layer
-            x = ops.merge_heads(x, self.model.num_heads * self.model.head_dim)
-            hidden = ops.add(hidden, ops.linear(x, ops.weight(name + "o.weight"), _optional(ops, name + "o.bias")))
-            x = ops.rms_norm(hidden, ops.weight(name + "post_norm.weight"), eps)
-            hidden = ops.add(hidden, self._mlp(ops, name, x))
-        return ops.rms_norm(hidden, ops.weight("final_norm.weight"), eps)
+            (hidden,) = ops.by_tokens(partial(self._after_attention, ops, name), hidden, x)
+        return ops.rms_norm(hidden, ops.weight("final_norm.weight"), m.rms_norm_eps)
 
-    def _qkv(self, ops: Ops[X], name: str, x: X, tables: Any) -> tuple[X, X, X]:
+    def _before_attention(self, ops: Ops[X], name: str, hidden: X, *tables: X) -> tuple[X, X, X, X]:
+        """[N, E] -> rotated q [N, Hq, D] and k [N, Hkv, D], v [N, Hkv, D], the normalized input [N, E]."""
         m = self.model
-        sizes = (m.num_heads * m.head_dim, m.num_kv_heads * m.head_dim, m.num_kv_heads * m.head_dim)
-        q, k, v = ops.linear_split(x, sizes, ops.weight(name + "qkv.weight"), _optional(ops, name + "qkv.bias"))
-        q = ops.split_heads(q, m.num_heads, m.head_dim)
-        k = ops.split_heads(k, m.num_kv_heads, m.head_dim)
-        v = ops.split_heads(v, m.num_kv_heads, m.head_dim)
+        num_q, num_kv = m.num_heads * m.head_dim, m.num_kv_heads * m.head_dim
+        x = ops.rms_norm(hidden, ops.weight(name + "input_norm.weight"), m.rms_norm_eps)
+        qkv = ops.linear(x, ops.weight(name + "qkv.weight"), _optional(ops, name + "qkv.bias"))
+        q = ops.split_heads(ops.slice_last(qkv, 0, num_q), m.num_heads, m.head_dim)
+        k = ops.split_heads(ops.slice_last(qkv, num_q, num_q + num_kv), m.num_kv_heads, m.head_dim)
+        v = ops.split_heads(ops.slice_last(qkv, num_q + num_kv, num_q + 2 * num_kv), m.num_kv_heads, m.head_dim)
         if m.qk_norm:
             q = ops.rms_norm(q, ops.weight(name + "q_norm.weight"), m.rms_norm_eps)
             k = ops.rms_norm(k, ops.weight(name + "k_norm.weight"), m.rms_norm_eps)
-        return ops.rotary_embedding(q, tables), ops.rotary_embedding(k, tables), v
+        return ops.rotary_embedding(q, tables), ops.rotary_embedding(k, tables), v, x
 
-    def _mlp(self, ops: Ops[X], name: str, x: X) -> X:
-        return ops.gated_mlp(
+    def _after_attention(self, ops: Ops[X], name: str, hidden: X, attended: X) -> tuple[X]:
+        """[N, E], [N, Hq, D] -> [N, E]: output projection and MLP, each added to the stream."""
+        m = self.model
+        x = ops.merge_heads(attended, m.num_heads * m.head_dim)
+        hidden = ops.add(hidden, ops.linear(x, ops.weight(name + "o.weight"), _optional(ops, name + "o.bias")))
+        x = ops.rms_norm(hidden, ops.weight(name + "post_norm.weight"), m.rms_norm_eps)
+        x = ops.gated_mlp(
             x,
-            self.model.intermediate_size,
+            m.intermediate_size,
             ops.weight(name + "gate_up.weight"),
             ops.weight(name + "down.weight"),
             _optional(ops, name + "gate_up.bias"),
             _optional(ops, name + "down.bias"),
         )
+        return (ops.add(hidden, x),)
 
     def logits(self, ops: Ops[X], rows: X) -> X:
         """Final-norm hidden rows [M, E] -> float32 [M, V]."""
@@ -124,7 +129,7 @@ class Decoder:
             scores = None
             if self.hubkv is not None:
                 with ops.stage("scorer"):
-                    scores = gate_scores(ops, layer, hidden, self.model)
+                    (scores,) = ops.by_tokens(partial(self._scores, ops, layer), hidden)
             out = ops.causal_attention(q, k, v, self.scale)
             pending.append((k, v, scores))
             if not by_model or layer == self.model.num_layers - 1:
@@ -142,6 +147,10 @@ class Decoder:
             head_offsets=ops.concat_offsets(offsets),
         )
 
+    def _scores(self, ops: Ops[X], layer: int, hidden: X) -> tuple[X]:
+        """[N, E] -> [N, Hkv] float32, tokens first as ``by_tokens`` wants them."""
+        return (ops.transpose(gate_scores(ops, layer, hidden, self.model), 1, 0),)
+
     def _keep(
         self, ops: Ops[X], inputs: PrefillInputs[X], layers: list[tuple[X, X, X | None]]
     ) -> tuple[X, X, X, X]:
@@ -152,7 +161,7 @@ class Decoder:
         else:
             assert inputs.alpha is not None
             assert inputs.window is not None
-            scores = ops.stack([s for _, _, s in layers if s is not None])
+            scores = ops.transpose(ops.stack([s for _, _, s in layers if s is not None]), 0, 2, 1)
             refined = ops.refine(scores, inputs.alpha, inputs.window, self.hubkv)
             groups = heads if self.hubkv.scope is Scope.HEAD else 1
             positions, offsets = ops.select(refined, groups, inputs.rows_per_group)

@@ -91,7 +91,8 @@ class LLM:
 
     def generate(
         self, prompts: Prompt | Seq[Prompt], sampling_params: SamplingParams | Seq[SamplingParams] | None = None, *,
-        ratio: float | Seq[float | None] | None = None, context: CompressedContext | None = None, chat: bool = False,
+        ratio: float | Seq[float | None] | None = None,
+        context: CompressedContext | Seq[CompressedContext | None] | None = None, chat: bool = False,
     ) -> list[RequestOutput]:
         """Generates for one prompt or many; they run together.
 
@@ -99,7 +100,7 @@ class LLM:
             prompts: a text, token ids, chat messages, or a list of those.
             sampling_params: one for all prompts or one for each. Default: greedy, 256 tokens.
             ratio: compression ratio r in [0, 1), one for all prompts or one for each; None is the engine's.
-            context: the prompts are questions that follow this context.
+            context: the prompts are questions that follow this context, or each its own.
             chat: makes a prompt that is a text the user's turn of a chat. Messages always go through the chat template.
 
         Returns:
@@ -116,7 +117,8 @@ class LLM:
 
     def stream(
         self, prompts: Prompt | Seq[Prompt], sampling_params: SamplingParams | Seq[SamplingParams] | None = None, *,
-        ratio: float | Seq[float | None] | None = None, context: CompressedContext | None = None, chat: bool = False,
+        ratio: float | Seq[float | None] | None = None,
+        context: CompressedContext | Seq[CompressedContext | None] | None = None, chat: bool = False,
     ) -> Iterator[Increment]:
         """As ``generate``, giving text as it appears.
 

@@ -35,8 +35,7 @@ class Requests:
         self._encoder = Encoder(tokenizer, config.model.vocab_size)
 
     def generation(
-        self, prompts: Any, sampling_params: Any, ratio: Any, context: CompressedContext | None, chat: bool,
-        stream: bool,
+        self, prompts: Any, sampling_params: Any, ratio: Any, context: Any, chat: bool, stream: bool
     ) -> list[Sequence]:
         """A sequence for each prompt (arguments as in ``LLM.generate``).
 
@@ -46,20 +45,24 @@ class Requests:
         prompts = as_list(prompts)
         params = per_prompt("sampling_params", sampling_params, len(prompts))
         ratios = per_prompt("ratio", ratio, len(prompts))
-        if context is not None:
-            self._check_context(context, ratio, chat)
+        contexts = per_prompt("context", context, len(prompts))
         sequences = []
-        for index, (prompt, given, r) in enumerate(zip(prompts, params, ratios, strict=True)):
-            p = SamplingParams() if given is None else given
-            require(isinstance(p, SamplingParams), "sampling_params", p, "a SamplingParams")
+        for index, (prompt, p, r, c) in enumerate(zip(prompts, params, ratios, contexts, strict=True)):
             try:
-                if context is None:
-                    sequences.append(self.prompt(self._encoder.prompt(prompt, chat), p, r, stream))
-                else:
-                    sequences.append(self._question(self._encoder.question(prompt, context.ending), p, context, stream))
+                sequences.append(self._request(prompt, SamplingParams() if p is None else p, r, c, chat, stream))
             except ValueError as error:
                 raise error if len(prompts) == 1 else ValueError(f"prompts[{index}]: {error}") from None
         return sequences
+
+    def _request(
+        self, prompt: Any, params: Any, ratio: Any, context: Any, chat: bool, stream: bool
+    ) -> Sequence:
+        require(isinstance(params, SamplingParams), "sampling_params", params, "a SamplingParams")
+        if context is None:
+            return self.prompt(self._encoder.prompt(prompt, chat), params, ratio, stream)
+        self._check_context(context, ratio, chat)
+        token_ids = self._encoder.question(prompt, context.ending)
+        return self._sequence(token_ids, params, context.num_tokens, stream, ratio=context.stats.ratio, context=context)
 
     def document(self, document: Any, ratio: float | None, chat: bool) -> tuple[Sequence, str]:
         """The sequence that compresses a document, and the text that ends each question's turn."""
@@ -78,11 +81,6 @@ class Requests:
                 f"at most {config.max_input_len}, the engine's max_input_len")
         return self._sequence(token_ids, params, 0, stream, ratio=ratio,
                               budget=budget(config.model, hubkv or KEEP_ALL, num_tokens, ratio))
-
-    def _question(
-        self, token_ids: np.ndarray, params: SamplingParams, context: CompressedContext, stream: bool
-    ) -> Sequence:
-        return self._sequence(token_ids, params, context.num_tokens, stream, ratio=context.stats.ratio, context=context)
 
     def _sequence(
         self, token_ids: np.ndarray, params: SamplingParams | None, context_tokens: int, stream: bool, **fields: Any

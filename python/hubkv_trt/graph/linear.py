@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products on the CPU with weights that oneDNN has laid out beforehand.
+
+torch's ``F.linear`` takes a plain row-major weight and brings it into blocks within every call; with a few tokens that
+is most of the work. A packed weight is laid out once, in the same number of bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def pack_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights as ``EagerOps`` runs them fastest: matrices of linear layers packed where the CPU can do it.
+
+    ``embedding.weight`` stays as it is (rows are read from it), and so does everything on CUDA. A packed tensor can
+    only be multiplied by (``linear``), not read.
+
+    Args:
+        weights: by name. Emptied on the way, so that plain and packed weights need not fit in memory together; a caller
+            who holds the tensors elsewhere keeps both.
+
+    Returns:
+        The same names.
+    """
+    packed: dict[str, Tensor] = {}
+    can_pack: dict[torch.dtype, bool] = {}
+    for name in list(weights):
+        weight = weights.pop(name)
+        if weight.ndim == 2 and not weight.is_cuda and name != "embedding.weight":
+            if weight.dtype not in can_pack:
+                can_pack[weight.dtype] = _can_pack(weight.dtype)
+            if can_pack[weight.dtype]:
+                weight = _ops().pack(weight, None)
+        packed[name] = weight
+    return packed
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """[N, In], plain or packed [Out, In], [Out] -> [N, Out]."""
+    if weight.is_mkldnn:
+        out: Tensor = _ops().multiply(x, weight, bias, "none", [], "")
+        return out
+    return F.linear(x, weight, bias)
+
+
+class _OneDNN:
+    """torch's operators over oneDNN, which its compiler uses too."""
+
+    def __init__(self) -> None:
+        self.pack: Any = torch.ops.mkldnn._reorder_linear_weight.default
+        self.multiply: Any = torch.ops.mkldnn._linear_pointwise.default
+
+
+_found: _OneDNN | None = None
+
+
+def _ops() -> _OneDNN:
+    global _found  # noqa: PLW0603 (looked up once, as every decode step calls it a hundred times)
+    if _found is None:
+        _found = _OneDNN()
+    return _found
+
+
+def _can_pack(dtype: torch.dtype) -> bool:
+    """Whether this torch, on this CPU, packs the dtype and multiplies right by it."""
+    x, weight = torch.eye(16, dtype=dtype), torch.arange(256, dtype=dtype).reshape(16, 16)
+    try:
+        with torch.inference_mode():
+            return torch.equal(linear(x, _ops().pack(weight, None)), weight.t())
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
