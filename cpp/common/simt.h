@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one header through which kernels see their machine. Under nvcc that is the CUDA runtime; with HUBKV_SIMT it is the
-// emulator of tests/simt/, which runs the very same .cu files on the CPU (tests/simt/README.md has the rules that keep
-// kernels runnable there).
+// The one header through which kernels see their machine. Under nvcc that is the CUDA runtime; with HUBKV_SIMT it is
+// the emulator of tests/simt/, which runs the very same .cu files on the CPU (tests/simt/README.md has the rules that
+// keep kernels runnable there).
 //
-//   HUBKV_DYNAMIC_SHARED(type, name)   inside a kernel: `type* const name` is the block's dynamic shared memory, 16-byte
-//                                      aligned
+//   HUBKV_DYNAMIC_SHARED(type, name)
+//       inside a kernel: `type* const name` is the block's dynamic shared memory, aligned to 16 bytes
 //   launch(kernel, grid, block, sharedBytes, stream, arguments...)
-//                                      enqueues the kernel, or throws StatusError HUBKV_CUDA_ERROR; templates are named
-//                                      in full: launch(copyRows<float>, ...)
-//   Stream                             what a launch is ordered on; static_cast<Stream>(void*)
+//       enqueues the kernel, or throws StatusError HUBKV_CUDA_ERROR; templates are named in full: copyRows<float>
+//   Stream
+//       what a launch is ordered on; static_cast<Stream>(void*)
 #pragma once
 
 #include "common/status.h"
@@ -52,18 +52,19 @@ inline void checkCuda(cudaError_t error, char const* call)
     }
 }
 
-//! Enqueues one kernel. Arguments convert to the kernel's parameters as in a call. Nothing is waited for; the launch may
-//! be captured into a graph.
+//! Enqueues one kernel. Arguments convert to the kernel's parameters as in a call. Nothing is waited for; the launch
+//! may be captured into a graph.
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t sharedBytes, Stream stream,
     Arguments&&... arguments)
 {
-    static_assert(sizeof...(Parameters) == sizeof...(Arguments), "launch: the kernel takes another number of arguments");
+    static_assert(
+        sizeof...(Parameters) == sizeof...(Arguments), "launch: the kernel takes another number of arguments");
     void const* const function = reinterpret_cast<void const*>(kernel);
     if (sharedBytes > kDEFAULT_SHARED_BYTES)
     {
-        checkCuda(cudaFuncSetAttribute(
-                      function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sharedBytes)),
+        checkCuda(
+            cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sharedBytes)),
             "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
     }
     std::tuple<Parameters...> values(static_cast<Arguments&&>(arguments)...);
