@@ -33,11 +33,11 @@ struct Warp
 
 struct Block
 {
-    uint32_t count;      // threads
-    uint32_t current;    // the thread that runs
-    uint32_t atBarrier;  // how many wait there
+    uint32_t count;     // threads
+    uint32_t current;   // the thread that runs
+    uint32_t atBarrier; // how many wait there
     uint32_t firstAtBarrier;
-    uint32_t returned;   // how many have
+    uint32_t returned; // how many have
     bool faulted;
     Thread threads[kMAX_THREADS_PER_BLOCK];
     Warp warps[kMAX_THREADS_PER_BLOCK / kWARP];

@@ -119,8 +119,8 @@ HUBKV_SIMT_VOTE(__all_sync, int, kALL)
 
 #define HUBKV_SIMT_SHUFFLE(name, operation)                                                                            \
     template <typename T>                                                                                              \
-    T name(unsigned mask, T value, unsigned lane, int width = 32,                                                      \
-        hubkv::simt::Place place = hubkv::simt::Place::here())                                                         \
+    T name(                                                                                                            \
+        unsigned mask, T value, unsigned lane, int width = 32, hubkv::simt::Place place = hubkv::simt::Place::here())  \
     {                                                                                                                  \
         return hubkv::simt::shuffle(hubkv::simt::Operation::operation, mask, value, lane, width, place);               \
     }
@@ -145,8 +145,7 @@ HUBKV_SIMT_SHUFFLE(__shfl_xor_sync, kSHUFFLE_XOR)
     HUBKV_SIMT_ATOMIC(atomicOr, T, old | value)                                                                        \
     inline T atomicCAS(T* address, T compare, T value)                                                                 \
     {                                                                                                                  \
-        return hubkv::simt::atomicUpdate(                                                                              \
-            address, [compare, value](T old) { return old == compare ? value : old; });                                \
+        return hubkv::simt::atomicUpdate(address, [compare, value](T old) { return old == compare ? value : old; });   \
     }
 
 HUBKV_SIMT_ATOMICS(int)
@@ -154,5 +153,5 @@ HUBKV_SIMT_ATOMICS(unsigned)
 HUBKV_SIMT_ATOMICS(unsigned long long)
 
 //! Orders memory on a device; here stores become visible in program order.
-inline void __threadfence() {}
-inline void __threadfence_block() {}
+inline void __threadfence() { }
+inline void __threadfence_block() { }

@@ -18,9 +18,6 @@ constexpr uint32_t kWARP = 32;
 constexpr uint32_t kMAX_THREADS_PER_BLOCK = 1024;
 constexpr std::size_t kMAX_SHARED_BYTES = 227 << 10; // dynamic, per block, on the largest devices
 
-
-
-
 //! From a thread: ends the launch with this fault. Never returns; the thread is abandoned.
 [[noreturn]] void fault(std::string const& where, std::string const& what);
 

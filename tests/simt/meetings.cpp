@@ -138,8 +138,7 @@ void checkCollective(uint32_t thread, Request const& request)
         }
         if (!isSame(theirs, request))
         {
-            fault(
-                placeName(request), "divergent collective: it reaches " + name(request) + ", but " + doing(other));
+            fault(placeName(request), "divergent collective: it reaches " + name(request) + ", but " + doing(other));
         }
         if (theirs.mask != request.mask)
         {
@@ -186,8 +185,9 @@ uint64_t collectiveResult(uint32_t first, uint32_t lane, uint64_t ballot)
     uint32_t const source = shuffleSource(request, lane);
     if (!has(request.mask, source))
     {
-        fault(placeName(request), "bad shuffle source: in " + name(request) + " lane " + std::to_string(lane)
-                + " reads lane " + std::to_string(source));
+        fault(placeName(request),
+            "bad shuffle source: in " + name(request) + " lane " + std::to_string(lane) + " reads lane "
+                + std::to_string(source));
     }
     return gBlock.threads[first + source].request.value;
 }
@@ -230,8 +230,8 @@ uint64_t wait(Request const& request)
 {
     uint32_t const thread = gBlock.current;
     gBlock.threads[thread].request = request;
-    bool const last = isOfBlock(request.operation) ? arriveAtBarrier(thread, request)
-                                                   : arriveAtCollective(thread, request);
+    bool const last =
+        isOfBlock(request.operation) ? arriveAtBarrier(thread, request) : arriveAtCollective(thread, request);
     if (!last || chance(4))
     {
         suspendFiber(false);
@@ -253,13 +253,13 @@ void faultOfDeadlock()
         uint32_t const first = ofBlock ? 0 : thread - thread % kWARP;
         for (uint32_t other = first; other < (ofBlock ? gBlock.count : first + kWARP); ++other)
         {
-            bool const awaited = ofBlock ? !has(gBlock.warpOf(other).atBarrier, other)
-                                         : has(request.mask & ~warp.atCollective, other);
+            bool const awaited =
+                ofBlock ? !has(gBlock.warpOf(other).atBarrier, other) : has(request.mask & ~warp.atCollective, other);
             if (awaited)
             {
                 setFault(thread, placeName(request),
-                    std::string("divergent ") + (ofBlock ? "barrier" : "collective") + ": it waits in "
-                        + name(request) + " while " + doing(other));
+                    std::string("divergent ") + (ofBlock ? "barrier" : "collective") + ": it waits in " + name(request)
+                        + " while " + doing(other));
                 return;
             }
         }

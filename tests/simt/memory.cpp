@@ -51,8 +51,8 @@ void setDynamicShared(std::size_t bytes)
 {
     if (gRegion == nullptr)
     {
-        void* const memory
-            = mmap(nullptr, kREGION_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void* const memory =
+            mmap(nullptr, kREGION_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED)
         {
             fail(HUBKV_INTERNAL_ERROR, "simt: no memory for the dynamic shared memory");

@@ -46,12 +46,12 @@ struct Group
         kBLOCK,
         kGRID
     };
-    uint32_t epoch;      // of the last one; 0: there is none
-    uint32_t lanes;      // of the warp, for Spread::kWARP
-    uint32_t stamp;      // the warp's time at the last one
-    uint8_t warp;        // of the last one
-    Spread spread;       // over how much of the grid the threads are spread
-    void const* caller;  // of the last one
+    uint32_t epoch;     // of the last one; 0: there is none
+    uint32_t lanes;     // of the warp, for Spread::kWARP
+    uint32_t stamp;     // the warp's time at the last one
+    uint8_t warp;       // of the last one
+    Spread spread;      // over how much of the grid the threads are spread
+    void const* caller; // of the last one
 };
 
 struct Cell
@@ -188,8 +188,9 @@ std::string accessName(Kind kind)
         uint32_t others = other.lanes & ~(other.warp == gBlock.current / kWARP ? 1U << gBlock.current % kWARP : 0);
         who = others == 0 ? "another thread" : threadName(other.warp * kWARP + popLane(others));
     }
-    fault(sourceLine(caller), "race: it " + accessName(kind) + " " + describe(address) + ", which " + who + " "
-            + accessName(otherKind) + " at " + sourceLine(other.caller) + " with no barrier between");
+    fault(sourceLine(caller),
+        "race: it " + accessName(kind) + " " + describe(address) + ", which " + who + " " + accessName(otherKind)
+            + " at " + sourceLine(other.caller) + " with no barrier between");
 }
 
 void touch(Cell& cell, Kind kind, void const* address, Space space, void const* caller)
@@ -210,7 +211,8 @@ void touch(Cell& cell, Kind kind, void const* address, Space space, void const* 
     {
         check(cell.read, Kind::kREAD);
     }
-    if (space == Space::kSHARED && kind != Kind::kWRITE && cell.write.epoch < gBlockEpoch && cell.atomic.epoch < gBlockEpoch)
+    if (space == Space::kSHARED && kind != Kind::kWRITE && cell.write.epoch < gBlockEpoch
+        && cell.atomic.epoch < gBlockEpoch)
     {
         fault(sourceLine(caller),
             "uninitialised: it " + accessName(kind) + " " + describe(address) + ", which no thread of the block wrote");
@@ -234,8 +236,8 @@ void access(void const* pointer, uintptr_t bytes, Kind kind, void const* caller)
     Space const space = spaceOf(pointer);
     if (space == Space::kPAST_SHARED || (bytes > 1 && spaceOf(reinterpret_cast<void*>(address + bytes - 1)) != space))
     {
-        fault(sourceLine(caller), "out of bounds: it " + accessName(kind) + " " + std::to_string(bytes) + " bytes at "
-                + describe(pointer));
+        fault(sourceLine(caller),
+            "out of bounds: it " + accessName(kind) + " " + std::to_string(bytes) + " bytes at " + describe(pointer));
     }
     gOldEpoch = space == Space::kSHARED ? gBlockEpoch : gLaunchEpoch;
     uintptr_t const end = address + bytes;
@@ -345,7 +347,7 @@ void __tsan_write_range(void* address, std::size_t bytes)
     hubkv::simt::access(address, bytes, hubkv::simt::Kind::kWRITE, __builtin_return_address(0));
 }
 
-void __tsan_init() {}
+void __tsan_init() { }
 
 } // extern "C"
 
@@ -356,11 +358,11 @@ namespace hubkv
 namespace simt
 {
 
-void raceStartLaunch() {}
-void raceStartBlock() {}
-void raceBarrier() {}
-void raceWarpBarrier(uint32_t /*warp*/, uint32_t /*mask*/) {}
-void noteAtomic(void const* /*address*/, uint32_t /*bytes*/, void const* /*caller*/) {}
+void raceStartLaunch() { }
+void raceStartBlock() { }
+void raceBarrier() { }
+void raceWarpBarrier(uint32_t /*warp*/, uint32_t /*mask*/) { }
+void noteAtomic(void const* /*address*/, uint32_t /*bytes*/, void const* /*caller*/) { }
 
 } // namespace simt
 } // namespace hubkv

@@ -8,6 +8,13 @@ namespace
 
 using namespace hubkv;
 
+//! Not inlined: the compiler knows nothing of the array's size here.
+template <typename T>
+__device__ __attribute__((noinline)) T& at(T* array, int i)
+{
+    return array[i];
+}
+
 __global__ void globalRead(int const* in, int* out, int past)
 {
     out[threadIdx.x] = in[threadIdx.x + past];
@@ -26,26 +33,26 @@ __global__ void globalAtomic(int const* in, int* out, int past)
 __global__ void staticShared(int const* in, int* out, int past)
 {
     __shared__ int tile[64];
-    tile[threadIdx.x + past] = in[threadIdx.x];
+    at(tile, threadIdx.x + past) = in[threadIdx.x];
     __syncthreads();
-    out[threadIdx.x] = tile[threadIdx.x + past];
+    out[threadIdx.x] = at(tile, threadIdx.x + past);
 }
 
 template <int kCOLUMNS>
 __global__ void staticSharedOfTemplate(int const* in, int* out, int past)
 {
     __shared__ __half tile[64 / kCOLUMNS][kCOLUMNS];
-    (&tile[0][0])[threadIdx.x + past] = __float2half(static_cast<float>(in[threadIdx.x]));
+    at(&tile[0][0], threadIdx.x + past) = __float2half(static_cast<float>(in[threadIdx.x]));
     __syncthreads();
-    out[threadIdx.x] = static_cast<int>(__half2float((&tile[0][0])[threadIdx.x + past]));
+    out[threadIdx.x] = static_cast<int>(__half2float(at(&tile[0][0], threadIdx.x + past)));
 }
 
 __global__ void dynamicShared(int const* in, int* out, int past)
 {
     HUBKV_DYNAMIC_SHARED(int, tile);
-    tile[threadIdx.x + past] = in[threadIdx.x];
+    at(tile, threadIdx.x + past) = in[threadIdx.x];
     __syncthreads();
-    out[threadIdx.x] = tile[threadIdx.x + past];
+    out[threadIdx.x] = at(tile, threadIdx.x + past);
 }
 
 __global__ void local(int const* in, int* out, int past)
@@ -55,7 +62,7 @@ __global__ void local(int const* in, int* out, int past)
     {
         values[i] = in[i];
     }
-    out[threadIdx.x] = values[threadIdx.x % 4 + past * 4];
+    out[threadIdx.x] = at(values, threadIdx.x % 4 + past * 4);
 }
 
 __global__ void misaligned(int const* in, int* out, int past)

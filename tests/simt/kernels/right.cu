@@ -127,8 +127,8 @@ FIXTURE fixture_reverse(void const* in, void* out, int* positives, unsigned long
     return guard(
         [&]
         {
-            launch(reverseHalves, 1, dim3(threads), threads * sizeof(__half), nullptr,
-                static_cast<__half const*>(in), static_cast<__half*>(out), positives, total);
+            launch(reverseHalves, 1, dim3(threads), threads * sizeof(__half), nullptr, static_cast<__half const*>(in),
+                static_cast<__half*>(out), positives, total);
         });
 }
 
