@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector_types.h>
 
 namespace hubkv
 {
@@ -19,6 +20,7 @@ struct Thread
 {
     Request request; // of a thread that waits
     uint64_t result;
+    uint3 index;
 };
 
 //! Sets of lanes. One that exists and is in no other set runs now.

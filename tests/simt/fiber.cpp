@@ -12,7 +12,7 @@
 #endif
 
 #if !defined(__x86_64__)
-#include <ucontext.h>
+#error "the emulator switches fibers by x86-64 instructions"
 #endif
 
 namespace hubkv
@@ -24,8 +24,6 @@ namespace
 
 constexpr std::size_t kSTACK_BYTES = 256 << 10; // reserved; only touched pages exist
 constexpr std::size_t kGUARD_BYTES = 64 << 10;
-
-#if defined(__x86_64__)
 
 using Context = void*; // the stack pointer, callee-saved registers above it
 
@@ -56,38 +54,14 @@ hubkvSimtSwitch:
     .popsection
 )");
 
-void makeContext(Context& context, char* /*bottom*/, char* top, void (*entry)())
+//! A context that starts with entry() on the stack that ends at `top`.
+void makeContext(Context& context, char* top, void (*entry)())
 {
     void** frame = reinterpret_cast<void**>(top); // 16-byte aligned; entry starts as if it had been called
     *--frame = nullptr;
     *--frame = reinterpret_cast<void*>(entry);
     context = frame - 6;
 }
-
-void switchContext(Context& save, Context& load)
-{
-    hubkvSimtSwitch(&save, load);
-}
-
-#else
-
-using Context = ucontext_t;
-
-void makeContext(Context& context, char* bottom, char* top, void (*entry)())
-{
-    getcontext(&context);
-    context.uc_stack.ss_sp = bottom;
-    context.uc_stack.ss_size = static_cast<std::size_t>(top - bottom);
-    context.uc_link = nullptr;
-    makecontext(&context, entry, 0);
-}
-
-void switchContext(Context& save, Context& load)
-{
-    swapcontext(&save, &load);
-}
-
-#endif
 
 struct Stack
 {
@@ -146,8 +120,7 @@ void prepareFiber(std::size_t fiber, void (*entry)())
         mapStacks();
     }
     gEntry = entry;
-    Stack const stack = stackOf(fiber);
-    makeContext(gFibers[fiber], stack.bottom, stack.top, firstFrame);
+    makeContext(gFibers[fiber], stackOf(fiber).top, firstFrame);
 #if defined(HUBKV_SIMT_ASAN)
     gFakeStacks[fiber] = nullptr;
 #endif
@@ -161,7 +134,7 @@ void resumeFiber(std::size_t fiber)
     void* fakeStack = nullptr;
     __sanitizer_start_switch_fiber(&fakeStack, stack.bottom, static_cast<std::size_t>(stack.top - stack.bottom));
 #endif
-    switchContext(gScheduler, gFibers[fiber]);
+    hubkvSimtSwitch(&gScheduler, gFibers[fiber]);
 #if defined(HUBKV_SIMT_ASAN)
     __sanitizer_finish_switch_fiber(fakeStack, nullptr, nullptr);
 #endif
@@ -173,7 +146,7 @@ void suspendFiber([[maybe_unused]] bool done)
 #if defined(HUBKV_SIMT_ASAN)
     __sanitizer_start_switch_fiber(done ? nullptr : &gFakeStacks[fiber], gSchedulerBottom, gSchedulerBytes);
 #endif
-    switchContext(gFibers[fiber], gScheduler);
+    hubkvSimtSwitch(&gFibers[fiber], gScheduler);
 #if defined(HUBKV_SIMT_ASAN)
     __sanitizer_finish_switch_fiber(gFakeStacks[fiber], &gSchedulerBottom, &gSchedulerBytes);
 #endif

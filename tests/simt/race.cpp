@@ -15,13 +15,11 @@
 #include "simt/block.h"
 #include "simt/emulator.h"
 #include "simt/fiber.h"
+#include "simt/shadow.h"
 #include "simt/symbols.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <memory>
-#include <unordered_map>
 
 namespace hubkv
 {
@@ -37,30 +35,6 @@ enum class Kind : uint8_t
     kATOMIC
 };
 
-//! Accesses of one kind by threads that are not ordered among themselves.
-struct Group
-{
-    enum class Spread : uint8_t
-    {
-        kWARP,
-        kBLOCK,
-        kGRID
-    };
-    uint32_t epoch;     // of the last one; 0: there is none
-    uint32_t lanes;     // of the warp, for Spread::kWARP
-    uint32_t stamp;     // the warp's time at the last one
-    uint8_t warp;       // of the last one
-    Spread spread;      // over how much of the grid the threads are spread
-    void const* caller; // of the last one
-};
-
-struct Cell
-{
-    Group read;
-    Group write;
-    Group atomic;
-};
-
 //! Time of a warp: how many __syncwarp it has passed in this epoch. seen[a][b]: accesses of lane b stamped below this
 //! come before what lane a does now.
 struct WarpClock
@@ -69,56 +43,12 @@ struct WarpClock
     uint32_t seen[kWARP][kWARP];
 };
 
-constexpr uintptr_t kPAGE_BYTES = 4096;
-constexpr uintptr_t kWORD_BYTES = 4;
-
-//! A cell per word; words of which parts were touched have a cell per byte.
-struct Page
-{
-    std::array<Cell, kPAGE_BYTES / kWORD_BYTES> words{};
-    std::array<bool, kPAGE_BYTES / kWORD_BYTES> isSplit{};
-    std::unique_ptr<std::array<Cell, kPAGE_BYTES>> bytes; // when the first word is split
-};
-
-std::unordered_map<uintptr_t, std::unique_ptr<Page>> gPages;
-struct
-{
-    uintptr_t number;
-    Page* page;
-} gRecent[256]; // pages by the low bits of their number
+Shadow gShadow;
 WarpClock gClocks[kMAX_THREADS_PER_BLOCK / kWARP];
 uint32_t gEpoch = 0;
 uint32_t gLaunchEpoch = 0; // the first of this launch
 uint32_t gBlockEpoch = 0;  // the first of this block
 uint32_t gOldEpoch = 0;    // accesses before this one count no more: gBlockEpoch for shared memory, else gLaunchEpoch
-
-constexpr std::size_t kMAX_PAGES = 4096; // 16 MiB of the kernels' memory, up to 1.5 GB of cells
-
-Page& pageOf(uintptr_t address)
-{
-    uintptr_t const number = address / kPAGE_BYTES;
-    auto& recent = gRecent[number % 256];
-    if (recent.page == nullptr || recent.number != number)
-    {
-        std::unique_ptr<Page>& page = gPages[number];
-        if (page == nullptr)
-        {
-            page = std::make_unique<Page>();
-        }
-        recent = {number, page.get()};
-    }
-    return *recent.page;
-}
-
-void split(Page& page, uint32_t word)
-{
-    if (page.bytes == nullptr)
-    {
-        page.bytes = std::make_unique<std::array<Cell, kPAGE_BYTES>>();
-    }
-    page.isSplit[word] = true;
-    std::fill_n(page.bytes->begin() + word * kWORD_BYTES, kWORD_BYTES, page.words[word]);
-}
 
 //! Whether all of the group comes before what the running thread does now.
 bool isOrdered(Group const& group)
@@ -228,7 +158,7 @@ void access(void const* pointer, uintptr_t bytes, Kind kind, void const* caller)
 {
     // Host code of the same file is compiled with hooks, too; a thread's own stack and indices are its own.
     uintptr_t const own = reinterpret_cast<uintptr_t>(&gIndices);
-    uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+    uintptr_t const address = reinterpret_cast<uintptr_t>(pointer);
     if (!isOnFiber(__builtin_frame_address(0)) || isOnFiber(pointer) || address - own < sizeof(gIndices))
     {
         return;
@@ -240,39 +170,15 @@ void access(void const* pointer, uintptr_t bytes, Kind kind, void const* caller)
             "out of bounds: it " + accessName(kind) + " " + std::to_string(bytes) + " bytes at " + describe(pointer));
     }
     gOldEpoch = space == Space::kSHARED ? gBlockEpoch : gLaunchEpoch;
-    uintptr_t const end = address + bytes;
-    while (address < end)
-    {
-        Page& page = pageOf(address);
-        uint32_t const word = static_cast<uint32_t>(address % kPAGE_BYTES / kWORD_BYTES);
-        if (!page.isSplit[word])
-        {
-            if (address % kWORD_BYTES == 0 && end - address >= kWORD_BYTES)
-            {
-                touch(page.words[word], kind, reinterpret_cast<void*>(address), space, caller);
-                address += kWORD_BYTES;
-                continue;
-            }
-            split(page, word);
-        }
-        do
-        {
-            Cell& cell = (*page.bytes)[address % kPAGE_BYTES];
-            touch(cell, kind, reinterpret_cast<void*>(address), space, caller);
-            ++address;
-        } while (address < end && address % kWORD_BYTES != 0);
-    }
+    gShadow.forEachCell(address, address + bytes,
+        [&](Cell& cell, uintptr_t at) { touch(cell, kind, reinterpret_cast<void const*>(at), space, caller); });
 }
 
 } // namespace
 
 void raceStartLaunch()
 {
-    if (gPages.size() > kMAX_PAGES)
-    {
-        gPages.clear();
-        std::memset(gRecent, 0, sizeof(gRecent));
-    }
+    gShadow.trim();
     gLaunchEpoch = gEpoch + 1;
 }
 

@@ -34,10 +34,10 @@ std::string triple(uint32_t x, uint32_t y, uint32_t z)
     return "(" + std::to_string(x) + ", " + std::to_string(y) + ", " + std::to_string(z) + ")";
 }
 
-uint3 threadIndex(uint32_t thread)
+uint3 indexOf(uint64_t number, dim3 size)
 {
-    dim3 const size = gIndices.blockSize;
-    return {thread % size.x, thread / size.x % size.y, thread / size.x / size.y};
+    return {static_cast<uint32_t>(number % size.x), static_cast<uint32_t>(number / size.x % size.y),
+        static_cast<uint32_t>(number / size.x / size.y)};
 }
 
 // ---- order ----
@@ -108,7 +108,7 @@ void runBlock()
         do // a warp goes on for a while
         {
             gBlock.current = static_cast<uint32_t>(&warp - gBlock.warps) * kWARP + pickBit(warp.ready);
-            gIndices.thread = threadIndex(gBlock.current);
+            gIndices.thread = gBlock.threads[gBlock.current].index;
             resumeFiber(gBlock.current);
         } while (!gBlock.faulted && warp.ready != 0 && !chance(64));
     }
@@ -141,8 +141,7 @@ void runBlocks(dim3 grid)
     }
     for (uint64_t i = 0; i < blocks && !gBlock.faulted; ++i)
     {
-        gIndices.block = {static_cast<uint32_t>(block % grid.x), static_cast<uint32_t>(block / grid.x % grid.y),
-            static_cast<uint32_t>(block / grid.x / grid.y)};
+        gIndices.block = indexOf(block, grid);
         runBlock();
         block = (block + step) % blocks;
     }
@@ -157,7 +156,7 @@ bool chance(uint32_t oneIn)
 
 std::string threadName(uint32_t thread)
 {
-    uint3 const index = threadIndex(thread);
+    uint3 const index = gBlock.threads[thread].index;
     return "thread " + triple(index.x, index.y, index.z);
 }
 
@@ -188,6 +187,10 @@ void run(Launch const& launch)
     gBlock.faulted = false;
     gIndices.blockSize = launch.block;
     gIndices.gridSize = launch.grid;
+    for (uint32_t thread = 0; thread < gBlock.count; ++thread)
+    {
+        gBlock.threads[thread].index = indexOf(thread, launch.block);
+    }
     setDynamicShared(launch.sharedBytes);
     raceStartLaunch();
     runBlocks(launch.grid);
