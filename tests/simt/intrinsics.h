@@ -4,9 +4,9 @@
 // kin are the C library's. The build has -ffp-contract=off: the _rn functions are the plain operators.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <math.h>
 #include <type_traits>
 
 // ---- bits ----
@@ -63,7 +63,8 @@ HUBKV_SIMT_UNARY(float, __double2float_rn, double, a)
 HUBKV_SIMT_UNARY(float, __int2float_rn, int, a)
 HUBKV_SIMT_UNARY(float, __expf, float, std::exp(a))
 HUBKV_SIMT_UNARY(float, __logf, float, std::log(a))
-HUBKV_SIMT_UNARY(float, rsqrtf, float, 1.0 / std::sqrt(static_cast<double>(a)))
+HUBKV_SIMT_UNARY(float, hubkvSimtRsqrt, float, 1.0 / std::sqrt(static_cast<double>(a)))
+#define rsqrtf hubkvSimtRsqrt // newer C libraries have one of their own
 
 inline float __fmaf_rn(float a, float b, float c)
 {

@@ -26,7 +26,7 @@ FIXTURES = "simt_fixtures"
 
 
 def _run(*command: str | Path) -> None:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    done = subprocess.run([str(part) for part in command], check=False, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout[-8000:]}\n{done.stderr[-8000:]}")
 
@@ -52,6 +52,7 @@ def build(mode: str, name: str = CORE) -> Path:
         if not (BUILD / "CMakeCache.txt").is_file():
             generator = ["-G", "Ninja"] if shutil.which("ninja") else []
             options = ["-DHUBKV_SIMT=ON", "-DHUBKV_CUDA=OFF", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
+            options.append(f"-DPython3_EXECUTABLE={sys.executable}")  # whose wheels may have CUDA's headers
             _run("cmake", *generator, "-S", ROOT, "-B", BUILD, *options)
         _run("cmake", "--build", BUILD, "--target", f"{name}_{mode}", "--parallel", "2")
     return BUILD / "tests" / "simt" / f"lib{name}_{mode}.so"
@@ -69,7 +70,9 @@ def load(mode: str) -> ctypes.CDLL:
 
 def _runtime(name: str) -> str:
     compiler = os.environ.get("CXX", "g++")
-    return subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        [compiler, f"-print-file-name={name}"], check=False, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def run_under_asan(*arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
@@ -85,4 +88,4 @@ def run_under_asan(*arguments: str | Path, timeout: float = 120) -> subprocess.C
         "PYTHONMALLOC": "malloc",
     }
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=timeout)
