@@ -169,6 +169,8 @@ RACES = [
     ("sharedWithinWarp", "race|uninitialised: it reads tile"),
     ("sharedWriteAfterRead", r"race: it (reads|writes) byte \d+ of 256 dynamic shared bytes"),
     ("sharedBytes", r"race: it writes tile \+ \d+ \(shared\), which thread \(\d+, 0, 0\) writes"),
+    ("sharedVectors", r"race: it (reads|writes) tile \+ \d+ \(shared\)|uninitialised: it reads tile"),
+    ("sharedHalves", r"race: it writes tile \+ \d+ \(shared\), which thread \(\d+, 0, 0\) writes at races"),
     ("halfWarpBarrier", "race|uninitialised: it reads tile"),
     ("sharedAtomicThenRead", r"race: it (reads|atomically updates) count \+ 0 \(shared\)"),
     ("uninitialisedStatic", r"uninitialised: it reads tile \+ 256 \(shared\), which no thread of the block wrote"),

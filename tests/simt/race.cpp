@@ -255,6 +255,20 @@ void __tsan_write_range(void* address, std::size_t bytes)
 
 void __tsan_init() { }
 
+// memory_functions.h
+void* hubkvSimtMemcpy(void* to, void const* from, std::size_t bytes)
+{
+    hubkv::simt::access(from, bytes, hubkv::simt::Kind::kREAD, __builtin_return_address(0));
+    hubkv::simt::access(to, bytes, hubkv::simt::Kind::kWRITE, __builtin_return_address(0));
+    return std::memcpy(to, from, bytes);
+}
+
+void* hubkvSimtMemset(void* to, int value, std::size_t bytes)
+{
+    hubkv::simt::access(to, bytes, hubkv::simt::Kind::kWRITE, __builtin_return_address(0));
+    return std::memset(to, value, bytes);
+}
+
 } // extern "C"
 
 #else

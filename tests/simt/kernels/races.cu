@@ -3,6 +3,8 @@
 // Races and uninitialised reads, one each, for the race build; fixture_race(n, planted = 0) runs the right twin.
 #include "fixtures.h"
 
+#include <cstring>
+
 namespace
 {
 
@@ -58,6 +60,33 @@ __global__ void sharedBytes(int* out, bool planted)
     tile[planted ? threadIdx.x / 2 : threadIdx.x] = 1;
     __syncthreads();
     out[threadIdx.x] = tile[planted ? threadIdx.x / 2 : threadIdx.x];
+}
+
+//! Stored 16 bytes at a time, read by the word.
+__global__ void sharedVectors(int* out, bool planted)
+{
+    __shared__ __align__(16) int tile[256];
+    reinterpret_cast<int4*>(tile)[threadIdx.x] = make_int4(1, 2, 3, 4);
+    if (!planted)
+    {
+        __syncthreads();
+    }
+    out[threadIdx.x] = tile[threadIdx.x];
+}
+
+//! The same through memcpy of a fixed size, and halves: neighbours in one word are no race.
+__global__ void sharedHalves(int* out, bool planted)
+{
+    __shared__ __align__(8) __half tile[256];
+    __half const ones[4] = {__float2half(1), __float2half(1), __float2half(1), __float2half(1)};
+    std::memcpy(tile + threadIdx.x * 4, ones, sizeof(ones));
+    if (!planted)
+    {
+        __syncthreads();
+    }
+    tile[threadIdx.x] = __float2half(2);
+    __syncthreads();
+    out[threadIdx.x] = static_cast<int>(__half2float(tile[threadIdx.x]));
 }
 
 //! A barrier of half a warp does not order the other half.
@@ -190,9 +219,10 @@ FIXTURE fixture_race(int32_t which, int* out, int32_t planted)
         void (*kernel)(int*, bool);
         unsigned blocks;
     } kCASES[] = {{sharedAcrossWarps, 1}, {sharedWithinWarp, 1}, {sharedWriteAfterRead, 1}, {sharedBytes, 1},
-        {halfWarpBarrier, 1}, {sharedAtomicThenRead, 1}, {uninitialisedStatic, 1}, {uninitialisedDynamic, 1},
-        {uninitialisedCounter, 1}, {globalWithinBlock, 1}, {globalAcrossBlocks, 2}, {globalReadAcrossBlocks, 2},
-        {globalWriteAfterReadAcrossBlocks, 2}, {globalAtomicAndWrite, 2}, {pastDynamicShared, 1}};
+        {sharedVectors, 1}, {sharedHalves, 1}, {halfWarpBarrier, 1}, {sharedAtomicThenRead, 1},
+        {uninitialisedStatic, 1}, {uninitialisedDynamic, 1}, {uninitialisedCounter, 1}, {globalWithinBlock, 1},
+        {globalAcrossBlocks, 2}, {globalReadAcrossBlocks, 2}, {globalWriteAfterReadAcrossBlocks, 2},
+        {globalAtomicAndWrite, 2}, {pastDynamicShared, 1}};
     auto const [kernel, blocks] = kCASES[which];
     return guard([&] { launch(kernel, blocks, 64, 64 * sizeof(int), nullptr, out, planted != 0); });
 }
