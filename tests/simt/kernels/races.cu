@@ -214,7 +214,7 @@ __global__ void pastDynamicShared(int* out, bool planted)
 //! out [256]
 FIXTURE fixture_race(int32_t which, int* out, int32_t planted)
 {
-    constexpr struct
+    static constexpr struct
     {
         void (*kernel)(int*, bool);
         unsigned blocks;
@@ -223,6 +223,6 @@ FIXTURE fixture_race(int32_t which, int* out, int32_t planted)
         {uninitialisedStatic, 1}, {uninitialisedDynamic, 1}, {uninitialisedCounter, 1}, {globalWithinBlock, 1},
         {globalAcrossBlocks, 2}, {globalReadAcrossBlocks, 2}, {globalWriteAfterReadAcrossBlocks, 2},
         {globalAtomicAndWrite, 2}, {pastDynamicShared, 1}};
-    auto const [kernel, blocks] = kCASES[which];
-    return guard([&] { launch(kernel, blocks, 64, 64 * sizeof(int), nullptr, out, planted != 0); });
+    auto const& one = kCASES[which];
+    return guard([&] { launch(one.kernel, one.blocks, 64, 64 * sizeof(int), nullptr, out, planted != 0); });
 }
