@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrong tables are never a fault: plan, attend, append and compact on random bytes, each buffer beside a guard page.
 
-    python tests/fuzz_tables.py FIRST_SEED SEEDS
+    python tests/fuzz_tables.py FIRST_SEED SEEDS [emulated]
+
+With ``emulated`` the CUDA kernels do it, on the CPU (tests/simt).
 
 Every buffer ends where an inaccessible page begins (arenas of whole pages also begin at one), so an access that leaves
 it kills the process. ``test_fuzz.py`` runs this file in a process of its own.
@@ -11,14 +13,16 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import sys
 
 import numpy as np
 
-from hubkv_trt import _abi
+from hubkv_trt import _abi, _library
 from hubkv_trt._library import call, library, workspace_bytes
 
 PAGE = mmap.PAGESIZE
+DEVICE = _abi.CUDA if "emulated" in sys.argv else _abi.CPU
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
@@ -81,7 +85,7 @@ def fuzz_cache(rng: np.random.Generator) -> None:
     cache = _abi.CacheParams(B, L, Hkv, D, dtype, P, max_pages, base, capacity)
     arena_table = Guarded(16).fill(np.array([arena.address, size], np.int64))
     work, work_count = Guarded(L * capacity * 16), Guarded(L * 4)
-    call("hubkv_plan", _abi.CPU, None, cache, int(rng.integers(1, 100)), arena_table.address, segments.address,
+    call("hubkv_plan", DEVICE, None, cache, int(rng.integers(1, 100)), arena_table.address, segments.address,
          work.address, work_count.address)
     planned = work_count.array.view(np.int32)
     assert np.all((planned >= 0) & (planned <= capacity)), planned
@@ -96,12 +100,12 @@ def fuzz_cache(rng: np.random.Generator) -> None:
     attend = _abi.AttendParams(
         cache, Tq, Hkv * G, int(rng.integers(0, L)), float(rng.choice([0.0, 1e30, -1.0])), Hkv * G * D,
         *(Hkv * D,) * 2)
-    scratch = Guarded(-(-workspace_bytes("hubkv_attend_workspace", _abi.CPU, attend) // 64) * 64)
+    scratch = Guarded(-(-workspace_bytes("hubkv_attend_workspace", DEVICE, attend) // 256) * 256)
     scratch.array[:] = 0xFF
-    call("hubkv_attend", _abi.CPU, None, attend, *(b.address for b in rows[:3]), arena_table.address, segments.address,
+    call("hubkv_attend", DEVICE, None, attend, *(b.address for b in rows[:3]), arena_table.address, segments.address,
          *addresses, work.address, work_count.address, rows[3].address, scratch.address, scratch.size)
     new = [Guarded(L * B * Tq * Hkv * D * item) for _ in range(2)]
-    call("hubkv_append", _abi.CPU, None, cache, Tq, *(b.address for b in new), arena_table.address, *addresses)
+    call("hubkv_append", DEVICE, None, cache, Tq, *(b.address for b in new), arena_table.address, *addresses)
 
 
 def fuzz_compact(rng: np.random.Generator) -> None:
@@ -118,12 +122,16 @@ def fuzz_compact(rng: np.random.Generator) -> None:
         offsets.fill(np.sort(offsets.array.view(np.int64)))
     out = [Guarded(K * D * item) for _ in range(2)]
     params = _abi.CompactParams(L, Hkv, T, D, K, dtype, *(T * D, D) * 2)
-    call("hubkv_compact", _abi.CPU, None, params, *pointers, positions.address, offsets.address,
+    call("hubkv_compact", DEVICE, None, params, *pointers, positions.address, offsets.address,
          *(x.address for x in out))
 
 
 def main() -> None:
-    first, count = map(int, sys.argv[1:])
+    first, count = map(int, sys.argv[1:3])
+    if DEVICE == _abi.CUDA:
+        from simt.library import build
+
+        os.environ[_library.VARIABLE] = str(build("plain"))
     library()
     for seed in range(first, first + count):
         print(f"seed {seed}", flush=True)

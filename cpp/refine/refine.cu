@@ -514,7 +514,7 @@ __global__ void __launch_bounds__(kTHREADS) refineScoresWide(RefineArguments con
             {
                 best[i] = fmaxf(shared, span[thread + i * kTHREADS]);
             }
-            __syncthreads();
+            // A thread fills the places that it alone has just read: no barrier.
             slideMaximum(span, scores, T, begin + reach - kTILE + 1, 2 * kTILE - 1, kTILE);
 #pragma unroll
             for (int32_t i = 0; i < kEACH; ++i)
