@@ -42,7 +42,8 @@ lint: $(STAMPS)/dev
 	$(BIN)/ruff check $(PY_SOURCES)
 	$(BIN)/ruff format --check $(PY_SOURCES)
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
+	@echo "$(BIN)/clang-format --dry-run -Werror ($(words $(CPP_SOURCES)) files)"
+	@$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
 
 format: $(STAMPS)/dev
 	$(BIN)/ruff check --fix $(PY_SOURCES)

@@ -19,7 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+USER_ENVIRONMENT = os.environ.copy()
+
+# Before torch: the package sets how torch's threads wait, as it does for its users.
+from hubkv_trt import ops  # noqa: E402
+
+# isort: split
+import torch  # noqa: E402
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -90,8 +96,6 @@ def copy_bandwidth(threads: int, size: int = 512 * MIB, seconds: float = 2.0) ->
 
 def machine() -> dict[str, Any]:
     """CPU, cores, instructions, threads and versions: what a figure means nothing without."""
-    from hubkv_trt import ops
-
     model = platform.processor() or platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
         if line.startswith("model name"):
@@ -152,14 +156,17 @@ def reset_peak() -> None:
 CELL_MARK = "HUBKV-CELL "
 
 
-def run_cell(script: str, cell: dict[str, Any], timeout: float) -> dict[str, Any]:
+def run_cell(script: str, cell: dict[str, Any], timeout: float, peer: bool) -> dict[str, Any]:
     """Runs `script --cell JSON` in a process of its own and returns what it gave to finish_cell.
+
+    A peer's threads wait as they do where this package is not there: libgomp's default, or what the user set.
 
     A cell that fails or takes longer than `timeout` seconds returns {"error": last line of its output}.
     """
     command = [sys.executable, script, "--cell", json.dumps(cell)]
+    environment = {**({"GOMP_SPINCOUNT": "300000"} if peer else {}), **USER_ENVIRONMENT}
     try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
         return {"error": f"took more than {timeout:.0f} s"}
     for line in done.stdout.splitlines():
@@ -230,8 +237,6 @@ def set_threads(threads: int) -> None:
     Raises:
         ValueError: there is less than one.
     """
-    from hubkv_trt import ops
-
     if threads < 1:
         raise ValueError(f"threads: {threads} is not an integer >= 1")
     torch.set_num_threads(threads)

@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> None:
             "model": str(model),
             "gate": str(gate),
         }
-        results[peer, tokens, ratio] = common.run_cell(__file__, cell, args.timeout)
+        results[peer, tokens, ratio] = common.run_cell(__file__, cell, args.timeout, peer != "hubkv")
         if "error" in results[peer, tokens, ratio]:
             common.progress(f"failed: {results[peer, tokens, ratio]['error']}")
     print(prefill_table(args, results) + "\n")

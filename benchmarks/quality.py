@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import common
+
+# isort: split
 import torch
 
-import common
 import tasks
 from hubkv_trt import LLM, HubKVConfig, SamplingParams
 from hubkv_trt.config import DEFAULT_PRESET
@@ -198,13 +200,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", metavar="T", help="document lengths (default: 1000 3000)")
     parser.add_argument("--documents", type=int, metavar="N", help="of each length (default: 12)")
     parser.add_argument(
-        "--per-kind", type=int, default=4, metavar="N", help="questions of each kind, 1..8 (default: %(default)s)"
+        "--per-kind", type=int, default=2, metavar="N", help="questions of each kind, 1..8 (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=1000, help="of the first document (default: %(default)s)")
     args = parser.parse_args()
     args.ratios = args.ratios or ([0.75] if args.quick else [0.5, 0.75, 0.9])
     args.tokens = args.tokens or ([600] if args.quick else [1000, 3000])
-    args.documents = args.documents or (2 if args.quick else 12)
+    args.documents = args.documents or (2 if args.quick else 16)
     if not all(0 < r < 1 for r in args.ratios):
         parser.error(f"--ratios: {args.ratios} are not all in (0, 1); the full cache is always run")
     if not 1 <= args.per_kind <= 8:

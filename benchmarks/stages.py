@@ -7,8 +7,9 @@ import argparse
 import statistics
 from collections.abc import Callable
 
-import torch
+import torch  # first: its threads wait as they do without this package, the torch steps lose nothing
 
+# isort: split
 import common
 import torch_steps
 from hubkv_trt import ops

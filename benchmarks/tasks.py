@@ -84,7 +84,7 @@ def _filler(rng: random.Random) -> str:
     return f"{rng.choice(SUBJECTS)} {rng.choice(VERBS)} {rng.choice(OBJECTS)} {rng.choice(WHEN)}."
 
 
-def document(seed: int, num_tokens: int, count: Callable[[str], int], per_kind: int = 4) -> Document:
+def document(seed: int, num_tokens: int, count: Callable[[str], int], per_kind: int = 2) -> Document:
     """A document of about `num_tokens` tokens with `per_kind` questions of each kind.
 
     Args:

@@ -74,7 +74,8 @@ def fuzz_cache(rng: np.random.Generator) -> None:
             at = 8 * int(rng.integers(0, (size - counts.nbytes) // 8))
             arena.array[at : at + counts.nbytes] = counts.view(np.uint8)
     segments = Guarded(B * 32).fill(
-        wild(rng, (B, 4), np.int64, size) // (16 if rng.random() < 0.8 else 1) * (16 if rng.random() < 0.8 else 1))
+        wild(rng, (B, 4), np.int64, size) // (16 if rng.random() < 0.8 else 1) * (16 if rng.random() < 0.8 else 1)
+    )
     tables = [
         Guarded(B * max_pages * 4).fill(wild(rng, (B, max_pages), np.int32, size // (L * 2 * Hkv * P * D * item) + 1)),
         Guarded(B * 4).fill(wild(rng, (B,), np.int32, max_pages * P)),
@@ -85,8 +86,17 @@ def fuzz_cache(rng: np.random.Generator) -> None:
     cache = _abi.CacheParams(B, L, Hkv, D, dtype, P, max_pages, base, capacity)
     arena_table = Guarded(16).fill(np.array([arena.address, size], np.int64))
     work, work_count = Guarded(L * capacity * 16), Guarded(L * 4)
-    call("hubkv_plan", DEVICE, None, cache, int(rng.integers(1, 100)), arena_table.address, segments.address,
-         work.address, work_count.address)
+    call(
+        "hubkv_plan",
+        DEVICE,
+        None,
+        cache,
+        int(rng.integers(1, 100)),
+        arena_table.address,
+        segments.address,
+        work.address,
+        work_count.address,
+    )
     planned = work_count.array.view(np.int32)
     assert np.all((planned >= 0) & (planned <= capacity)), planned
     if rng.random() < 0.6:
@@ -98,12 +108,25 @@ def fuzz_cache(rng: np.random.Generator) -> None:
         values = rng.standard_normal(buffer.size // item)
         buffer.fill(values.astype(np.float16) if item == 2 else values.astype(np.float32))
     attend = _abi.AttendParams(
-        cache, Tq, Hkv * G, int(rng.integers(0, L)), float(rng.choice([0.0, 1e30, -1.0])), Hkv * G * D,
-        *(Hkv * D,) * 2)
+        cache, Tq, Hkv * G, int(rng.integers(0, L)), float(rng.choice([0.0, 1e30, -1.0])), Hkv * G * D, *(Hkv * D,) * 2
+    )
     scratch = Guarded(-(-workspace_bytes("hubkv_attend_workspace", DEVICE, attend) // 256) * 256)
     scratch.array[:] = 0xFF
-    call("hubkv_attend", DEVICE, None, attend, *(b.address for b in rows[:3]), arena_table.address, segments.address,
-         *addresses, work.address, work_count.address, rows[3].address, scratch.address, scratch.size)
+    call(
+        "hubkv_attend",
+        DEVICE,
+        None,
+        attend,
+        *(b.address for b in rows[:3]),
+        arena_table.address,
+        segments.address,
+        *addresses,
+        work.address,
+        work_count.address,
+        rows[3].address,
+        scratch.address,
+        scratch.size,
+    )
     new = [Guarded(L * B * Tq * Hkv * D * item) for _ in range(2)]
     call("hubkv_append", DEVICE, None, cache, Tq, *(b.address for b in new), arena_table.address, *addresses)
 
@@ -122,8 +145,16 @@ def fuzz_compact(rng: np.random.Generator) -> None:
         offsets.fill(np.sort(offsets.array.view(np.int64)))
     out = [Guarded(K * D * item) for _ in range(2)]
     params = _abi.CompactParams(L, Hkv, T, D, K, dtype, *(T * D, D) * 2)
-    call("hubkv_compact", DEVICE, None, params, *pointers, positions.address, offsets.address,
-         *(x.address for x in out))
+    call(
+        "hubkv_compact",
+        DEVICE,
+        None,
+        params,
+        *pointers,
+        positions.address,
+        offsets.address,
+        *(x.address for x in out),
+    )
 
 
 def main() -> None:

@@ -37,8 +37,15 @@ def masked_logits(model: Any, token_ids: list[int], kept: torch.Tensor) -> torch
     size, num_tokens = len(token_ids), kept.shape[2]
     causal = torch.ones(size, size, dtype=torch.bool).tril()
 
-    def attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any,
-                  scaling: float, **_: Any) -> tuple[torch.Tensor, None]:
+    def attention(
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any,
+        scaling: float,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
         visible = causal.repeat(key.shape[1], 1, 1)  # [Hkv, N, N]
         visible[:, num_tokens:, :num_tokens] &= kept[module.layer_idx][:, None]
         group = query.shape[1] // key.shape[1]

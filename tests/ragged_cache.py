@@ -35,14 +35,30 @@ class RaggedCache:
     def plan(self, capacity: int | None = None, min_rows_per_item: int = 64) -> tuple[Tensor, Tensor]:
         batch = len(self.segments)
         return ops.plan(
-            self.arena, self.segments, self.num_layers, self.num_kv_heads,
-            capacity or batch * self.num_kv_heads + 16, min_rows_per_item,
+            self.arena,
+            self.segments,
+            self.num_layers,
+            self.num_kv_heads,
+            capacity or batch * self.num_kv_heads + 16,
+            min_rows_per_item,
         )
 
     def _arguments(self, q, k_new, v_new, layer, new_lengths, scale, capacity, min_rows_per_item) -> tuple:
         return (
-            q, k_new, v_new, self.arena, self.segments, self.block_table, self.tail_lengths, new_lengths,
-            *self.plan(capacity, min_rows_per_item), layer, self.num_layers, self.page_tokens, self.page_base, scale,
+            q,
+            k_new,
+            v_new,
+            self.arena,
+            self.segments,
+            self.block_table,
+            self.tail_lengths,
+            new_lengths,
+            *self.plan(capacity, min_rows_per_item),
+            layer,
+            self.num_layers,
+            self.page_tokens,
+            self.page_base,
+            scale,
         )
 
     def attend(
@@ -65,7 +81,9 @@ class RaggedCache:
     def take(self, order: list[int]) -> RaggedCache:
         """The same cache for a batch of these of its sequences."""
         return replace(
-            self, segments=self.segments[order], block_table=self.block_table[order].contiguous(),
+            self,
+            segments=self.segments[order],
+            block_table=self.block_table[order].contiguous(),
             tail_lengths=self.tail_lengths[order],
         )
 
@@ -74,9 +92,17 @@ class RaggedCache:
 
 
 def random_cache(
-    *, sequences: list[tuple[int | None, int]], num_layers: int = 2, num_kv_heads: int = 2, head_dim: int = 64,
-    dtype: torch.dtype = torch.float32, page_tokens: int = 16, max_pages: int | None = None, row_bias: bool = False,
-    seed: int = 0, key_scale: float = 1.0,
+    *,
+    sequences: list[tuple[int | None, int]],
+    num_layers: int = 2,
+    num_kv_heads: int = 2,
+    head_dim: int = 64,
+    dtype: torch.dtype = torch.float32,
+    page_tokens: int = 16,
+    max_pages: int | None = None,
+    row_bias: bool = False,
+    seed: int = 0,
+    key_scale: float = 1.0,
 ) -> RaggedCache:
     """A cache of sequences (mean compact rows of a head or None for no segment, tokens in the tail).
 
@@ -121,8 +147,15 @@ def random_cache(
         arena[offset : offset + array.nbytes] = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
     block_table = rng.permutation(num_pages).astype(np.int32).reshape(len(sequences), pages_each)
     cache = RaggedCache(
-        torch.from_numpy(arena), torch.from_numpy(segments), torch.from_numpy(block_table),
-        torch.zeros(len(sequences), dtype=torch.int32), num_layers, num_kv_heads, head_dim, dtype, page_tokens,
+        torch.from_numpy(arena),
+        torch.from_numpy(segments),
+        torch.from_numpy(block_table),
+        torch.zeros(len(sequences), dtype=torch.int32),
+        num_layers,
+        num_kv_heads,
+        head_dim,
+        dtype,
+        page_tokens,
         page_base,
     )
     tails = torch.tensor([t for _, t in sequences], dtype=torch.int32)
@@ -132,8 +165,14 @@ def random_cache(
         generator = torch.Generator().manual_seed(seed)
         k, v = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
         reference.append(
-            as_numpy(k), as_numpy(v), arena, block_table, np.zeros(len(sequences), np.int32), tails.numpy(),
-            page_tokens, page_base,
+            as_numpy(k),
+            as_numpy(v),
+            arena,
+            block_table,
+            np.zeros(len(sequences), np.int32),
+            tails.numpy(),
+            page_tokens,
+            page_base,
         )
     return replace(cache, tail_lengths=tails)
 

@@ -21,8 +21,14 @@ def check(cache: RaggedCache, num_new: int, new_lengths: Tensor | None = None) -
     sizes = (cache.page_tokens, cache.page_base)
     ops.append(k, v, got, cache.block_table, cache.tail_lengths, new_lengths, *sizes)
     reference.append(
-        as_numpy(k), as_numpy(v), want, cache.block_table.numpy(), cache.tail_lengths.numpy(),
-        None if new_lengths is None else new_lengths.numpy(), *sizes)
+        as_numpy(k),
+        as_numpy(v),
+        want,
+        cache.block_table.numpy(),
+        cache.tail_lengths.numpy(),
+        None if new_lengths is None else new_lengths.numpy(),
+        *sizes,
+    )
     assert np.array_equal(got.numpy(), want)
 
 
@@ -97,28 +103,38 @@ ARENA = torch.zeros(100_000, dtype=torch.uint8)
 TABLE, TAILS = torch.zeros(3, 5, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"k_new": ROWS[0]}, r"k_new: shape \[3, 4, 2, 8\]"),
-    ({"k_new": ROWS.transpose(2, 3)}, "k_new: strides"),
-    ({"v_new": ROWS.half()}, "v_new: dtype torch.float16"),
-    ({"v_new": ROWS[:1]}, r"v_new: shape \[1, 3, 4, 2, 8\]"),
-    ({"k_new": ROWS.double(), "v_new": ROWS.double()}, "k_new: dtype torch.float64"),
-    ({"k_new": ROWS[..., :4].clone(), "v_new": ROWS[..., :4].clone()}, "D: 4"),
-    ({"k_new": ROWS[:, :, :0], "v_new": ROWS[:, :, :0]}, "Tq: 0"),
-    ({"arena": ARENA.int()}, "arena: dtype torch.int32"),
-    ({"block_table": TABLE[:2]}, r"block_table: shape \[2, 5\]"),
-    ({"block_table": TABLE.long()}, "block_table: dtype torch.int64"),
-    ({"tail_lengths": TAILS[:2]}, r"tail_lengths: shape \[2\]"),
-    ({"new_lengths": TAILS[:2]}, r"new_lengths: shape \[2\]"),
-    ({"new_lengths": TAILS.float()}, "new_lengths: dtype torch.float32"),
-    ({"page_tokens": 0}, "P: 0"),
-    ({"page_base": -16}, "pageBase: -16"),
-    ({"page_base": 8}, "pageBase: 8"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"k_new": ROWS[0]}, r"k_new: shape \[3, 4, 2, 8\]"),
+        ({"k_new": ROWS.transpose(2, 3)}, "k_new: strides"),
+        ({"v_new": ROWS.half()}, "v_new: dtype torch.float16"),
+        ({"v_new": ROWS[:1]}, r"v_new: shape \[1, 3, 4, 2, 8\]"),
+        ({"k_new": ROWS.double(), "v_new": ROWS.double()}, "k_new: dtype torch.float64"),
+        ({"k_new": ROWS[..., :4].clone(), "v_new": ROWS[..., :4].clone()}, "D: 4"),
+        ({"k_new": ROWS[:, :, :0], "v_new": ROWS[:, :, :0]}, "Tq: 0"),
+        ({"arena": ARENA.int()}, "arena: dtype torch.int32"),
+        ({"block_table": TABLE[:2]}, r"block_table: shape \[2, 5\]"),
+        ({"block_table": TABLE.long()}, "block_table: dtype torch.int64"),
+        ({"tail_lengths": TAILS[:2]}, r"tail_lengths: shape \[2\]"),
+        ({"new_lengths": TAILS[:2]}, r"new_lengths: shape \[2\]"),
+        ({"new_lengths": TAILS.float()}, "new_lengths: dtype torch.float32"),
+        ({"page_tokens": 0}, "P: 0"),
+        ({"page_base": -16}, "pageBase: -16"),
+        ({"page_base": 8}, "pageBase: 8"),
+    ],
+)
 def test_refuses(changes: dict[str, object], message: str) -> None:
     arguments = {
-        "k_new": ROWS, "v_new": ROWS, "arena": ARENA, "block_table": TABLE, "tail_lengths": TAILS, "new_lengths": None,
-        "page_tokens": 16, "page_base": 0, **changes,
+        "k_new": ROWS,
+        "v_new": ROWS,
+        "arena": ARENA,
+        "block_table": TABLE,
+        "tail_lengths": TAILS,
+        "new_lengths": None,
+        "page_tokens": 16,
+        "page_base": 0,
+        **changes,
     }
     with pytest.raises(ValueError, match=message):
         ops.append(**arguments)

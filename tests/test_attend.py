@@ -199,8 +199,17 @@ def test_compacted_equals_masked_dense(num_new: int, ratio: float, scope: str) -
     for start, part in zip(starts, parts, strict=False):
         arena[start : start + len(part)] = part
     cache = RaggedCache(
-        arena, torch.tensor([[*starts[:3], -1]]), torch.zeros(1, 0, dtype=torch.int32), ints(0), layers, heads,
-        head_dim, torch.float32, 16, 0)
+        arena,
+        torch.tensor([[*starts[:3], -1]]),
+        torch.zeros(1, 0, dtype=torch.int32),
+        ints(0),
+        layers,
+        heads,
+        head_dim,
+        torch.float32,
+        16,
+        0,
+    )
     for layer in range(layers):
         mask = torch.zeros(heads, num_new, num_tokens + num_new, dtype=torch.bool)
         for head in range(heads):
@@ -208,10 +217,13 @@ def test_compacted_equals_masked_dense(num_new: int, ratio: float, scope: str) -
             mask[head, :, positions[first:last].long()] = True
         mask[:, :, num_tokens:] = torch.ones(num_new, num_new).tril().bool()
         want = torch.nn.functional.scaled_dot_product_attention(
-            q.transpose(1, 2), *(
+            q.transpose(1, 2),
+            *(
                 torch.cat([x[layer], n[0].transpose(0, 1)], dim=1).repeat_interleave(group, dim=0)[None]
                 for x, n in ((k, k_new), (v, v_new))
-            ), attn_mask=mask.repeat_interleave(group, dim=0)[None])
+            ),
+            attn_mask=mask.repeat_interleave(group, dim=0)[None],
+        )
         out = cache.attend(q, k_new, v_new, layer=layer)
         torch.testing.assert_close(out, want.transpose(1, 2), rtol=1e-5, atol=1e-5)
 
@@ -240,18 +252,31 @@ def test_a_segment_with_an_absent_part_is_no_segment() -> None:
 
 @settings(max_examples=120, deadline=None)
 @given(
-    sequences=st.lists(
-        st.tuples(st.one_of(st.none(), st.integers(0, 90)), st.integers(0, 50)), min_size=1, max_size=5),
-    heads=st.integers(1, 3), group=st.integers(1, 16), head_dim=st.integers(1, 32).map(lambda n: 8 * n),
-    num_new=st.integers(1, 9), dtype=st.sampled_from(DTYPES), row_bias=st.booleans(), seed=st.integers(0, 10**6),
-    page_tokens=st.integers(1, 40), spare=st.integers(0, 40), rows_per_item=st.integers(1, 100),
+    sequences=st.lists(st.tuples(st.one_of(st.none(), st.integers(0, 90)), st.integers(0, 50)), min_size=1, max_size=5),
+    heads=st.integers(1, 3),
+    group=st.integers(1, 16),
+    head_dim=st.integers(1, 32).map(lambda n: 8 * n),
+    num_new=st.integers(1, 9),
+    dtype=st.sampled_from(DTYPES),
+    row_bias=st.booleans(),
+    seed=st.integers(0, 10**6),
+    page_tokens=st.integers(1, 40),
+    spare=st.integers(0, 40),
+    rows_per_item=st.integers(1, 100),
 )
 def test_equals_oracle_on_anything(
     sequences, heads, group, head_dim, num_new, dtype, row_bias, seed, page_tokens, spare, rows_per_item
 ) -> None:
     cache = random_cache(
-        sequences=sequences, num_layers=1, num_kv_heads=heads, head_dim=head_dim, dtype=dtype, row_bias=row_bias,
-        seed=seed, page_tokens=page_tokens)
+        sequences=sequences,
+        num_layers=1,
+        num_kv_heads=heads,
+        head_dim=head_dim,
+        dtype=dtype,
+        row_bias=row_bias,
+        seed=seed,
+        page_tokens=page_tokens,
+    )
     check(cache, num_new, group, capacity=len(sequences) * heads + spare, rows_per_item=rows_per_item)
 
 
@@ -260,31 +285,54 @@ def arguments(**changes: object) -> dict[str, object]:
     q, k, v = new_rows(cache, 3, 2)
     work, work_count = cache.plan()
     return {
-        "q": q, "k_new": k, "v_new": v, "arena": cache.arena, "segments": cache.segments,
-        "block_table": cache.block_table, "tail_lengths": cache.tail_lengths, "new_lengths": None, "work": work,
-        "work_count": work_count, "layer": 0, "num_layers": 2, "page_tokens": 16, "page_base": cache.page_base,
-        "scale": 0.0, **changes,
+        "q": q,
+        "k_new": k,
+        "v_new": v,
+        "arena": cache.arena,
+        "segments": cache.segments,
+        "block_table": cache.block_table,
+        "tail_lengths": cache.tail_lengths,
+        "new_lengths": None,
+        "work": work,
+        "work_count": work_count,
+        "layer": 0,
+        "num_layers": 2,
+        "page_tokens": 16,
+        "page_base": cache.page_base,
+        "scale": 0.0,
+        **changes,
     }
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"layer": 2}, "layer: 2"), ({"layer": -1}, "layer: -1"), ({"num_layers": 3}, r"work: shape \[2, \d+, 4\]"),
-    ({"page_tokens": 0}, "P: 0"), ({"page_base": -16}, "pageBase: -16"), ({"scale": float("nan")}, "scale: -?nan"),
-    ({"q": torch.zeros(2, 3, 3, 64)}, "Hq: 3"), ({"q": torch.zeros(2, 3, 34, 64)}, "34|17"),
-    ({"q": torch.zeros(2, 3, 0, 64)}, "Hq: 0"), ({"q": torch.zeros(2, 3, 4, 32)}, r"k_new: shape \[2, 3, 2, 64\]"),
-    ({"q": torch.zeros(2, 3, 256)}, r"q: shape \[2, 3, 256\]"), ({"q": torch.zeros(2, 3, 4, 64).half()}, "float16"),
-    ({"q": torch.zeros(2, 4, 3, 64).transpose(1, 2)}, "q: strides"),
-    ({"q": torch.zeros(2, 6, 4, 64)[:, ::2]}, None), ({"q": torch.zeros(4, 3, 4, 64)[::2]}, "q: strides"),
-    ({"k_new": torch.zeros(2, 2, 2, 64)}, r"k_new: shape \[2, 2, 2, 64\]"),
-    ({"v_new": torch.zeros(2, 3, 1, 64)}, r"v_new: shape \[2, 3, 1, 64\]"),
-    ({"arena": torch.zeros(9)}, "arena: dtype torch.float32"),
-    ({"segments": torch.zeros(1, 4, dtype=torch.int64)}, r"segments: shape \[1, 4\]"),
-    ({"block_table": torch.zeros(3, 1, dtype=torch.int32)}, r"block_table: shape \[3, 1\]"),
-    ({"tail_lengths": torch.zeros(2)}, "tail_lengths: dtype torch.float32"),
-    ({"new_lengths": torch.zeros(1, dtype=torch.int32)}, r"new_lengths: shape \[1\]"),
-    ({"work": torch.zeros(2, 3, 4, dtype=torch.int32)}, "capacity: 3"),
-    ({"work_count": torch.zeros(1, dtype=torch.int32)}, r"work_count: shape \[1\]"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer": 2}, "layer: 2"),
+        ({"layer": -1}, "layer: -1"),
+        ({"num_layers": 3}, r"work: shape \[2, \d+, 4\]"),
+        ({"page_tokens": 0}, "P: 0"),
+        ({"page_base": -16}, "pageBase: -16"),
+        ({"scale": float("nan")}, "scale: -?nan"),
+        ({"q": torch.zeros(2, 3, 3, 64)}, "Hq: 3"),
+        ({"q": torch.zeros(2, 3, 34, 64)}, "34|17"),
+        ({"q": torch.zeros(2, 3, 0, 64)}, "Hq: 0"),
+        ({"q": torch.zeros(2, 3, 4, 32)}, r"k_new: shape \[2, 3, 2, 64\]"),
+        ({"q": torch.zeros(2, 3, 256)}, r"q: shape \[2, 3, 256\]"),
+        ({"q": torch.zeros(2, 3, 4, 64).half()}, "float16"),
+        ({"q": torch.zeros(2, 4, 3, 64).transpose(1, 2)}, "q: strides"),
+        ({"q": torch.zeros(2, 6, 4, 64)[:, ::2]}, None),
+        ({"q": torch.zeros(4, 3, 4, 64)[::2]}, "q: strides"),
+        ({"k_new": torch.zeros(2, 2, 2, 64)}, r"k_new: shape \[2, 2, 2, 64\]"),
+        ({"v_new": torch.zeros(2, 3, 1, 64)}, r"v_new: shape \[2, 3, 1, 64\]"),
+        ({"arena": torch.zeros(9)}, "arena: dtype torch.float32"),
+        ({"segments": torch.zeros(1, 4, dtype=torch.int64)}, r"segments: shape \[1, 4\]"),
+        ({"block_table": torch.zeros(3, 1, dtype=torch.int32)}, r"block_table: shape \[3, 1\]"),
+        ({"tail_lengths": torch.zeros(2)}, "tail_lengths: dtype torch.float32"),
+        ({"new_lengths": torch.zeros(1, dtype=torch.int32)}, r"new_lengths: shape \[1\]"),
+        ({"work": torch.zeros(2, 3, 4, dtype=torch.int32)}, "capacity: 3"),
+        ({"work_count": torch.zeros(1, dtype=torch.int32)}, r"work_count: shape \[1\]"),
+    ],
+)
 def test_refuses(changes: dict[str, object], message: str | None) -> None:
     if message is None:  # sequences that are Tq tokens apart with a token stride of two: not refused
         ops.attend(**arguments(**changes))

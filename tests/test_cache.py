@@ -16,8 +16,14 @@ from hubkv_trt.runtime.memory import resident_bytes
 
 def make_model(**changes: int) -> ModelConfig:
     sizes = {"num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "head_dim": 40, **changes}
-    return ModelConfig(architecture="llama", vocab_size=100, hidden_size=160, intermediate_size=64,
-                       max_position_embeddings=4096, **sizes)
+    return ModelConfig(
+        architecture="llama",
+        vocab_size=100,
+        hidden_size=160,
+        intermediate_size=64,
+        max_position_embeddings=4096,
+        **sizes,
+    )
 
 
 def make_cache(segment_bytes: int = 1 << 20, num_pages: int = 8, dtype: DType = DType.FLOAT32) -> Cache:
@@ -47,7 +53,10 @@ def test_a_segment_lies_as_the_ledger_says() -> None:
     slices = cache.ledger.slices(77)
     assert bias_offset == -1
     assert [k_offset, v_offset, table_offset] == [
-        segment.offset, segment.offset + slices["k_rows"], segment.offset + slices["k_rows"] + slices["v_rows"]]
+        segment.offset,
+        segment.offset + slices["k_rows"],
+        segment.offset + slices["k_rows"] + slices["v_rows"],
+    ]
     views = (segment.k_rows, k_offset), (segment.v_rows, v_offset), (segment.head_offsets, table_offset)
     for tensor, offset in views:
         assert tensor.data_ptr() == base + offset

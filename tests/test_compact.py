@@ -54,8 +54,11 @@ def test_no_rows_and_all_rows(rows: int) -> None:
 
 
 def test_one_token_one_head() -> None:
-    check([random_rows(torch.float16, 1, 1, 8)], [random_rows(torch.float16, 1, 1, 8, seed=1)],
-          *random_selection(1, 1, 1, 1))
+    check(
+        [random_rows(torch.float16, 1, 1, 8)],
+        [random_rows(torch.float16, 1, 1, 8, seed=1)],
+        *random_selection(1, 1, 1, 1),
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -127,9 +130,18 @@ def test_positions_outside_give_zero_rows() -> None:
     assert [bool(row.any()) for row in k_rows] == [False, True, False, True, False, False]
 
 
-@pytest.mark.parametrize("offsets", [
-    [0, 3, 9], [-4, 3, 6], [0, 7, 3], [6, 6, 6], [2**62, 1, 2**63 - 1], [-(2**63), 2**63 - 1, -(2**63)], [5, 4, 3],
-])
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        [0, 3, 9],
+        [-4, 3, 6],
+        [0, 7, 3],
+        [6, 6, 6],
+        [2**62, 1, 2**63 - 1],
+        [-(2**63), 2**63 - 1, -(2**63)],
+        [5, 4, 3],
+    ],
+)
 def test_wrong_offsets_stay_inside(offsets: list[int]) -> None:
     k, v = ([random_rows(torch.float32, 2, 5, 8, seed=j)] for j in range(2))
     guarded = torch.full((2, 6 + 64, 8), 7.0)
@@ -154,33 +166,39 @@ K = [torch.zeros(2, 5, 8), torch.zeros(2, 5, 8)]
 POSITIONS, OFFSETS = torch.zeros(4, dtype=torch.int32), torch.tensor([0, 1, 2, 3, 4])
 
 
-@pytest.mark.parametrize(("k", "v", "positions", "offsets", "message"), [
-    ([], [], POSITIONS, OFFSETS, "k"),
-    (K, K[:1], POSITIONS, OFFSETS, "2 and 1 layers"),
-    ([K[0], torch.zeros(2, 6, 8)], K, POSITIONS, OFFSETS, r"k\[1\]: shape \[2, 6, 8\]"),
-    (K, [K[0], torch.zeros(2, 5, 16)], POSITIONS, OFFSETS, r"v\[1\]: shape \[2, 5, 16\]"),
-    (K, [K[0].half(), K[1]], POSITIONS, OFFSETS, r"v\[0\]: .*float16"),
-    ([K[0], torch.zeros(5, 2, 8).transpose(0, 1)], K, POSITIONS, OFFSETS, r"k\[1\]: strides"),
-    ([torch.zeros(2, 8, 5).mT] * 2, K, POSITIONS, OFFSETS, r"k\[0\]: strides"),
-    ([torch.zeros(5, 8)], [torch.zeros(5, 8)], POSITIONS, OFFSETS, r"k\[0\]: shape \[5, 8\]"),
-    ([torch.zeros(2, 5, 12)] * 2, [torch.zeros(2, 5, 12)] * 2, POSITIONS, OFFSETS, "D: 12"),
-    ([torch.zeros(2, 5, 264)] * 2, [torch.zeros(2, 5, 264)] * 2, POSITIONS, OFFSETS, "D: 264"),
-    ([torch.zeros(2, 5, 8).double()] * 2, [torch.zeros(2, 5, 8).double()] * 2, POSITIONS, OFFSETS, "k: dtype"),
-    (K, K, POSITIONS.long(), OFFSETS, "positions: dtype torch.int64"),
-    (K, K, POSITIONS, OFFSETS.int(), "head_offsets: dtype torch.int32"),
-    (K, K, POSITIONS, OFFSETS[:4], r"head_offsets: shape \[4\]"),
-])
+@pytest.mark.parametrize(
+    ("k", "v", "positions", "offsets", "message"),
+    [
+        ([], [], POSITIONS, OFFSETS, "k"),
+        (K, K[:1], POSITIONS, OFFSETS, "2 and 1 layers"),
+        ([K[0], torch.zeros(2, 6, 8)], K, POSITIONS, OFFSETS, r"k\[1\]: shape \[2, 6, 8\]"),
+        (K, [K[0], torch.zeros(2, 5, 16)], POSITIONS, OFFSETS, r"v\[1\]: shape \[2, 5, 16\]"),
+        (K, [K[0].half(), K[1]], POSITIONS, OFFSETS, r"v\[0\]: .*float16"),
+        ([K[0], torch.zeros(5, 2, 8).transpose(0, 1)], K, POSITIONS, OFFSETS, r"k\[1\]: strides"),
+        ([torch.zeros(2, 8, 5).mT] * 2, K, POSITIONS, OFFSETS, r"k\[0\]: strides"),
+        ([torch.zeros(5, 8)], [torch.zeros(5, 8)], POSITIONS, OFFSETS, r"k\[0\]: shape \[5, 8\]"),
+        ([torch.zeros(2, 5, 12)] * 2, [torch.zeros(2, 5, 12)] * 2, POSITIONS, OFFSETS, "D: 12"),
+        ([torch.zeros(2, 5, 264)] * 2, [torch.zeros(2, 5, 264)] * 2, POSITIONS, OFFSETS, "D: 264"),
+        ([torch.zeros(2, 5, 8).double()] * 2, [torch.zeros(2, 5, 8).double()] * 2, POSITIONS, OFFSETS, "k: dtype"),
+        (K, K, POSITIONS.long(), OFFSETS, "positions: dtype torch.int64"),
+        (K, K, POSITIONS, OFFSETS.int(), "head_offsets: dtype torch.int32"),
+        (K, K, POSITIONS, OFFSETS[:4], r"head_offsets: shape \[4\]"),
+    ],
+)
 def test_refuses(k, v, positions, offsets, message) -> None:
     with pytest.raises(ValueError, match=message):
         ops.compact(k, v, positions, offsets)
 
 
-@pytest.mark.parametrize(("k_rows", "v_rows", "message"), [
-    (torch.zeros(3, 8), torch.zeros(4, 8), r"k_rows: shape \[3, 8\]"),
-    (torch.zeros(4, 8), torch.zeros(4, 16), r"v_rows: shape \[4, 16\]"),
-    (torch.zeros(4, 8), torch.zeros(4, 8).half(), "v_rows: dtype torch.float16"),
-    (torch.zeros(8, 8)[::2], torch.zeros(4, 8), "k_rows: strides"),
-])
+@pytest.mark.parametrize(
+    ("k_rows", "v_rows", "message"),
+    [
+        (torch.zeros(3, 8), torch.zeros(4, 8), r"k_rows: shape \[3, 8\]"),
+        (torch.zeros(4, 8), torch.zeros(4, 16), r"v_rows: shape \[4, 16\]"),
+        (torch.zeros(4, 8), torch.zeros(4, 8).half(), "v_rows: dtype torch.float16"),
+        (torch.zeros(8, 8)[::2], torch.zeros(4, 8), "k_rows: strides"),
+    ],
+)
 def test_refuses_outputs(k_rows: Tensor, v_rows: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ops.compact_into(K, K, POSITIONS, OFFSETS, k_rows, v_rows)

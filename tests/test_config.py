@@ -28,13 +28,36 @@ from hubkv_trt.config import (
 )
 
 MODEL = ModelConfig(
-    architecture="llama", vocab_size=100, hidden_size=64, intermediate_size=128, num_layers=4, num_heads=6,
-    num_kv_heads=3, head_dim=64, max_position_embeddings=8192, eos_token_ids=(1, 2),
-    rope=RopeConfig(theta=5e5, type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-                    original_max_position_embeddings=8192))
+    architecture="llama",
+    vocab_size=100,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=4,
+    num_heads=6,
+    num_kv_heads=3,
+    head_dim=64,
+    max_position_embeddings=8192,
+    eos_token_ids=(1, 2),
+    rope=RopeConfig(
+        theta=5e5,
+        type="llama3",
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=8192,
+    ),
+)
 ENGINE = EngineConfig(
-    model=MODEL, dtype=DType.BFLOAT16, max_input_len=4096, max_batch_size=8, hubkv=HubKVConfig(ratio=0.5),
-    backend=Backend.EAGER, model_name="m", versions={"torch": "2"}, files={"weights.safetensors": "00ff"})
+    model=MODEL,
+    dtype=DType.BFLOAT16,
+    max_input_len=4096,
+    max_batch_size=8,
+    hubkv=HubKVConfig(ratio=0.5),
+    backend=Backend.EAGER,
+    model_name="m",
+    versions={"torch": "2"},
+    files={"weights.safetensors": "00ff"},
+)
 
 
 # ---- HubKV -----------------------------------------------------------------------------------------------------------
@@ -55,7 +78,12 @@ def test_presets_are_the_papers() -> None:
     for name, (kernel, gamma, tau, weights, power) in PAPER.items():
         c = HubKVConfig.from_preset(name)
         assert (c.preset, c.nms_kernel, c.penalty_factor, c.head_weight_temperature, c.gate_power) == (
-            name, kernel, gamma, tau, power)
+            name,
+            kernel,
+            gamma,
+            tau,
+            power,
+        )
         if weights is not None:
             assert (c.min_head_weight, c.max_head_weight) == weights
 
@@ -80,9 +108,19 @@ def test_alpha() -> None:
     assert gated.alpha(0.0) == open_.alpha(0.0) == 0.0  # nothing removed, nothing refined, whatever p is
 
 
-@pytest.mark.parametrize(("num_tokens", "window"), [
-    (1, 0), (49, 0), (50, 1), (99, 1), (100, 2), (31_999, 639), (32_000, 4096), (10**6, 4096),
-])
+@pytest.mark.parametrize(
+    ("num_tokens", "window"),
+    [
+        (1, 0),
+        (49, 0),
+        (50, 1),
+        (99, 1),
+        (100, 2),
+        (31_999, 639),
+        (32_000, 4096),
+        (10**6, 4096),
+    ],
+)
 def test_window(num_tokens: int, window: int) -> None:
     c = HubKVConfig()
     assert c.window(num_tokens) == window
@@ -97,9 +135,14 @@ def test_window_is_no_longer_than_the_prompt() -> None:
     assert HubKVConfig(sink_tokens=10, window_ratio=0.0).num_protected(3) == 3
 
 
-@pytest.mark.parametrize(("scope", "groups", "heads"), [
-    (Scope.MODEL, 1, 12), (Scope.LAYER, 4, 3), (Scope.HEAD, 12, 1),
-])
+@pytest.mark.parametrize(
+    ("scope", "groups", "heads"),
+    [
+        (Scope.MODEL, 1, 12),
+        (Scope.LAYER, 4, 3),
+        (Scope.HEAD, 12, 1),
+    ],
+)
 @pytest.mark.parametrize("ratio", [0.0, 0.1, 0.3, 0.75, 0.9])
 def test_budget(scope: Scope, groups: int, heads: int, ratio: float) -> None:
     b = budget(MODEL, HubKVConfig(scope=scope), 1000, ratio)
@@ -119,8 +162,10 @@ def test_budget_grows_to_what_is_protected() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    scope=st.sampled_from(list(Scope)), num_tokens=st.integers(1, 200_000),
-    ratio=st.floats(0, 1, exclude_max=True), sinks=st.integers(0, 100),
+    scope=st.sampled_from(list(Scope)),
+    num_tokens=st.integers(1, 200_000),
+    ratio=st.floats(0, 1, exclude_max=True),
+    sinks=st.integers(0, 100),
 )
 def test_budget_properties(scope: Scope, num_tokens: int, ratio: float, sinks: int) -> None:
     c = HubKVConfig(scope=scope, sink_tokens=sinks)
@@ -152,12 +197,26 @@ def test_budget_of_no_tokens(num_tokens: int) -> None:
         budget(MODEL, HubKVConfig(), num_tokens, 0.5)
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("nms_kernel", 4), ("nms_kernel", 0), ("nms_kernel", -3), ("penalty_factor", 1.01), ("penalty_factor", -0.1),
-    ("penalty_factor", float("nan")), ("head_weight_temperature", -1.0), ("min_head_weight", 0.0),
-    ("min_head_weight", 1.3), ("gate_power", -1.0), ("sink_tokens", -1), ("window_ratio", 1.1), ("window_ratio", -0.1),
-    ("window_tokens", -1), ("long_context", 0),
-])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("nms_kernel", 4),
+        ("nms_kernel", 0),
+        ("nms_kernel", -3),
+        ("penalty_factor", 1.01),
+        ("penalty_factor", -0.1),
+        ("penalty_factor", float("nan")),
+        ("head_weight_temperature", -1.0),
+        ("min_head_weight", 0.0),
+        ("min_head_weight", 1.3),
+        ("gate_power", -1.0),
+        ("sink_tokens", -1),
+        ("window_ratio", 1.1),
+        ("window_ratio", -0.1),
+        ("window_tokens", -1),
+        ("long_context", 0),
+    ],
+)
 def test_wrong_hubkv_values(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{field}: {value}"):
         HubKVConfig(**{field: value})
@@ -168,9 +227,16 @@ def test_wrong_hubkv_values(field: str, value: float) -> None:
 # ---- JSON ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [
-    ENGINE, ENGINE.replace(hubkv=None), MODEL, RopeConfig(), HubKVConfig.from_preset("fastkvzip", scope=Scope.HEAD),
-])
+@pytest.mark.parametrize(
+    "config",
+    [
+        ENGINE,
+        ENGINE.replace(hubkv=None),
+        MODEL,
+        RopeConfig(),
+        HubKVConfig.from_preset("fastkvzip", scope=Scope.HEAD),
+    ],
+)
 def test_round_trip(config: Config) -> None:
     text = json.dumps(config.to_dict())
     back = type(config).from_dict(json.loads(text))
@@ -184,54 +250,64 @@ def test_from_dict_fills_in_defaults() -> None:
     assert RopeConfig.from_dict({"theta": 10_000}) == RopeConfig()
 
 
-@pytest.mark.parametrize(("cls", "data", "message"), [
-    (HubKVConfig, {"ratios": 0.5}, r"HubKVConfig.ratios: unknown key \(known: gate_power, "),
-    (HubKVConfig, {"ratio": "0.5"}, "HubKVConfig.ratio: '0.5' is not a number"),
-    (HubKVConfig, {"ratio": True}, "HubKVConfig.ratio: True is not a number"),
-    (HubKVConfig, {"ratio": None}, "HubKVConfig.ratio: None is not a number"),
-    (HubKVConfig, {"gate_power": float("inf")}, "HubKVConfig.gate_power: inf is not a finite number"),
-    (HubKVConfig, {"gate_power": float("nan")}, "HubKVConfig.gate_power: nan is not a finite number"),
-    (HubKVConfig, {"gate_power": 10**400}, "HubKVConfig.gate_power: 10+ is not a finite number"),
-    (HubKVConfig, {"nms_kernel": 5.0}, "HubKVConfig.nms_kernel: 5.0 is not an integer"),
-    (HubKVConfig, {"nms_kernel": True}, "HubKVConfig.nms_kernel: True is not an integer"),
-    (HubKVConfig, {"scope": "token"}, "HubKVConfig.scope: 'token' is not one of model, layer, head"),
-    (HubKVConfig, {"scope": ["model"]}, "HubKVConfig.scope"),
-    (HubKVConfig, {"preset": 3}, "HubKVConfig.preset: 3 is not a text"),
-    (HubKVConfig, {"nms_kernel": 6}, "nms_kernel: 6 is not an odd number"),
-    (HubKVConfig, [], r"HubKVConfig: \[\] is not an object"),
-    (RopeConfig, {"type": "dynamic"}, "rope.type: 'dynamic' is not one of default, linear, llama3, yarn"),
-    (RopeConfig, {"theta": 0.0}, "rope.theta: 0.0"),
-    (RopeConfig, {"factor": 0.5}, "rope.factor: 0.5"),
-    (RopeConfig, {"truncate": 1}, "RopeConfig.truncate: 1 is not true or false"),
-    (RopeConfig, {"original_max_position_embeddings": "8192"}, "RopeConfig.original_max_position_embeddings: '8192'"),
-    (ModelConfig, {"architecture": "llama"}, "ModelConfig.vocab_size: missing"),
-    (EngineConfig, {"model": 3}, "ModelConfig: 3 is not an object"),
-])
+@pytest.mark.parametrize(
+    ("cls", "data", "message"),
+    [
+        (HubKVConfig, {"ratios": 0.5}, r"HubKVConfig.ratios: unknown key \(known: gate_power, "),
+        (HubKVConfig, {"ratio": "0.5"}, "HubKVConfig.ratio: '0.5' is not a number"),
+        (HubKVConfig, {"ratio": True}, "HubKVConfig.ratio: True is not a number"),
+        (HubKVConfig, {"ratio": None}, "HubKVConfig.ratio: None is not a number"),
+        (HubKVConfig, {"gate_power": float("inf")}, "HubKVConfig.gate_power: inf is not a finite number"),
+        (HubKVConfig, {"gate_power": float("nan")}, "HubKVConfig.gate_power: nan is not a finite number"),
+        (HubKVConfig, {"gate_power": 10**400}, "HubKVConfig.gate_power: 10+ is not a finite number"),
+        (HubKVConfig, {"nms_kernel": 5.0}, "HubKVConfig.nms_kernel: 5.0 is not an integer"),
+        (HubKVConfig, {"nms_kernel": True}, "HubKVConfig.nms_kernel: True is not an integer"),
+        (HubKVConfig, {"scope": "token"}, "HubKVConfig.scope: 'token' is not one of model, layer, head"),
+        (HubKVConfig, {"scope": ["model"]}, "HubKVConfig.scope"),
+        (HubKVConfig, {"preset": 3}, "HubKVConfig.preset: 3 is not a text"),
+        (HubKVConfig, {"nms_kernel": 6}, "nms_kernel: 6 is not an odd number"),
+        (HubKVConfig, [], r"HubKVConfig: \[\] is not an object"),
+        (RopeConfig, {"type": "dynamic"}, "rope.type: 'dynamic' is not one of default, linear, llama3, yarn"),
+        (RopeConfig, {"theta": 0.0}, "rope.theta: 0.0"),
+        (RopeConfig, {"factor": 0.5}, "rope.factor: 0.5"),
+        (RopeConfig, {"truncate": 1}, "RopeConfig.truncate: 1 is not true or false"),
+        (
+            RopeConfig,
+            {"original_max_position_embeddings": "8192"},
+            "RopeConfig.original_max_position_embeddings: '8192'",
+        ),
+        (ModelConfig, {"architecture": "llama"}, "ModelConfig.vocab_size: missing"),
+        (EngineConfig, {"model": 3}, "ModelConfig: 3 is not an object"),
+    ],
+)
 def test_from_dict_refuses(cls: type[Config], data: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cls.from_dict(data)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("path", "value", "message"), [
-    (("model", "num_layers"), 0, "model.num_layers: 0"),
-    (("model", "num_heads"), 7, "model.num_heads: 7 is not a multiple of num_kv_heads = 3"),
-    (("model", "num_heads"), 51, "num_heads / num_kv_heads: 17 is not at most 16"),
-    (("model", "head_dim"), 60, "model.head_dim: 60 is not a multiple of 8"),
-    (("model", "head_dim"), 264, "model.head_dim: 264"),
-    (("model", "eos_token_ids"), 2, "ModelConfig.eos_token_ids: 2 is not a list"),
-    (("model", "eos_token_ids"), [1, "2"], r"ModelConfig.eos_token_ids\[1\]: '2' is not an integer"),
-    (("model", "experts"), 8, "ModelConfig.experts: unknown key"),
-    (("model", "rope", "kind"), "x", "RopeConfig.kind: unknown key"),
-    (("dtype",), "float8", "EngineConfig.dtype: 'float8' is not one of float32, float16, bfloat16"),
-    (("max_input_len",), 8193, r"max_input_len: 8193 is not in 1..8192"),
-    (("max_input_len",), 0, "max_input_len: 0"),
-    (("max_batch_size",), 0, "max_batch_size: 0"),
-    (("schema_version",), 2, "schema_version: 2 is not 1"),
-    (("backend",), "onnx", "EngineConfig.backend: 'onnx' is not one of eager, tensorrt"),
-    (("versions",), ["torch"], r"EngineConfig.versions: \['torch'\] is not an object"),
-    (("files", "weights.safetensors"), 5, "EngineConfig.files.weights.safetensors: 5 is not a text"),
-    (("hubkv", "ratio"), 1.0, "ratio: 1.0"),
-])
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("model", "num_layers"), 0, "model.num_layers: 0"),
+        (("model", "num_heads"), 7, "model.num_heads: 7 is not a multiple of num_kv_heads = 3"),
+        (("model", "num_heads"), 51, "num_heads / num_kv_heads: 17 is not at most 16"),
+        (("model", "head_dim"), 60, "model.head_dim: 60 is not a multiple of 8"),
+        (("model", "head_dim"), 264, "model.head_dim: 264"),
+        (("model", "eos_token_ids"), 2, "ModelConfig.eos_token_ids: 2 is not a list"),
+        (("model", "eos_token_ids"), [1, "2"], r"ModelConfig.eos_token_ids\[1\]: '2' is not an integer"),
+        (("model", "experts"), 8, "ModelConfig.experts: unknown key"),
+        (("model", "rope", "kind"), "x", "RopeConfig.kind: unknown key"),
+        (("dtype",), "float8", "EngineConfig.dtype: 'float8' is not one of float32, float16, bfloat16"),
+        (("max_input_len",), 8193, r"max_input_len: 8193 is not in 1..8192"),
+        (("max_input_len",), 0, "max_input_len: 0"),
+        (("max_batch_size",), 0, "max_batch_size: 0"),
+        (("schema_version",), 2, "schema_version: 2 is not 1"),
+        (("backend",), "onnx", "EngineConfig.backend: 'onnx' is not one of eager, tensorrt"),
+        (("versions",), ["torch"], r"EngineConfig.versions: \['torch'\] is not an object"),
+        (("files", "weights.safetensors"), 5, "EngineConfig.files.weights.safetensors: 5 is not a text"),
+        (("hubkv", "ratio"), 1.0, "ratio: 1.0"),
+    ],
+)
 def test_engine_refuses(path: tuple[str, ...], value: object, message: str) -> None:
     data = json.loads(json.dumps(ENGINE.to_dict()))
     inner = data

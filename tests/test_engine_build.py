@@ -210,7 +210,13 @@ def test_a_stopped_build_leaves_nothing(number: signal.Signals, tmp_path: Path) 
         "--output",
         str(tmp_path / "engine"),
     ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells ignore it in background jobs
+    )
     deadline = time.monotonic() + 120
     while not any(tmp_path.glob(".engine.partial-*")):
         assert process.poll() is None, process.communicate()

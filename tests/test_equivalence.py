@@ -20,7 +20,7 @@ from recorder import Recorder
 PROMPTS = [
     "The capital of France is",
     "Explain in two sentences why the sky is blue.",
-    "def fibonacci(n):\n    \"\"\"Return the n-th Fibonacci number.\"\"\"\n",
+    'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n',
     "Once upon a time, in a small village by the sea, there lived an old fisherman who",
     "List three fruits and say what colour each of them has.",
 ]
@@ -56,19 +56,31 @@ def kept_by(recorder: Recorder, llm: LLM, num_tokens: int) -> torch.Tensor:
 
 
 def test_without_compression_greedy_tokens_are_those_of_transformers(demo: LLM, demo_reference: Any) -> None:
+    """Each token is what transformers chooses after those before it; for the last prompt by its own ``generate``."""
+    ends = list(demo.config.model.eos_token_ids)
     outputs = demo.generate(PROMPTS, SamplingParams(max_tokens=64), ratio=0.0, chat=True)
     for prompt, output in zip(PROMPTS, outputs, strict=True):
-        ids = demo.tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
-        )["input_ids"]
+        messages = [{"role": "user", "content": prompt}]
+        rendered = demo.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        ids = demo.tokenizer(rendered, add_special_tokens=False)["input_ids"]
         with torch.no_grad():
-            wanted = demo_reference.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, do_sample=False, pad_token_id=0,
-                eos_token_id=list(demo.config.model.eos_token_ids),
-            )[0, ids.shape[1]:].tolist()
-        assert output.token_ids == wanted
-        assert output.text == demo.tokenizer.decode(wanted, skip_special_tokens=True)
-        assert output.finish_reason == ("stop" if wanted[-1] in demo.config.model.eos_token_ids else "length")
+            logits = demo_reference(torch.tensor([ids + output.token_ids[:-1]]), use_cache=False).logits[0]
+        assert output.token_ids == logits[len(ids) - 1 :].argmax(-1).tolist()
+        assert not set(output.token_ids[:-1]) & set(ends)
+        assert output.finish_reason == ("stop" if output.token_ids[-1] in ends else "length")
+        assert output.finish_reason == "stop" or len(output.token_ids) == 64
+        assert output.text == demo.tokenizer.decode(output.token_ids, skip_special_tokens=True)
+    with torch.no_grad():
+        inputs = torch.tensor([ids])
+        wanted = demo_reference.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=64,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=ends,
+        )
+    assert outputs[-1].token_ids == wanted[0, len(ids) :].tolist()
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.9])
@@ -80,13 +92,11 @@ def test_compressed_logits_equal_a_masked_forward(
     tokens, logits = generated(demo, recorder, prompt, ratio=ratio, max_tokens=6)
     kept = kept_by(recorder, demo, len(prompt))
     assert abs(1 - kept.float().mean() - ratio) < 1e-3
-    wanted = masked_logits(demo_reference, prompt + tokens[:-1], kept)[len(prompt) - 1:]
+    wanted = masked_logits(demo_reference, prompt + tokens[:-1], kept)[len(prompt) - 1 :]
     torch.testing.assert_close(logits, wanted, rtol=0, atol=1e-3)
 
 
-def test_a_question_over_a_context_equals_a_masked_forward(
-    demo: LLM, demo_reference: Any, text_ids: list[int]
-) -> None:
+def test_a_question_over_a_context_equals_a_masked_forward(demo: LLM, demo_reference: Any, text_ids: list[int]) -> None:
     """Several tokens at once (Tq > 1) behind a compacted document, then one at a time."""
     recorder = Recorder(demo)
     document, question = text_ids[:380], text_ids[380:397]
@@ -94,7 +104,7 @@ def test_a_question_over_a_context_equals_a_masked_forward(
         kept = kept_by(recorder, demo, len(document))
         tokens, logits = generated(demo, recorder, question, context=context, max_tokens=5)
     wanted = masked_logits(demo_reference, document + question + tokens[:-1], kept)
-    torch.testing.assert_close(logits, wanted[len(document) + len(question) - 1:], rtol=0, atol=1e-3)
+    torch.testing.assert_close(logits, wanted[len(document) + len(question) - 1 :], rtol=0, atol=1e-3)
     assert demo.cache.held_bytes == 0
 
 
@@ -114,28 +124,26 @@ def test_tiny_models_equal_a_masked_forward(
         prompt = ids[:150]
         tokens, logits = generated(llm, recorder, prompt, ratio=ratio, max_tokens=20)
         kept = kept_by(recorder, llm, len(prompt))
-        wanted = masked_logits(reference, prompt + tokens[:-1], kept)[len(prompt) - 1:]
+        wanted = masked_logits(reference, prompt + tokens[:-1], kept)[len(prompt) - 1 :]
         torch.testing.assert_close(logits, wanted, rtol=0, atol=1e-3)
 
         with llm.compress(prompt, ratio=ratio) as context:
             kept = kept_by(recorder, llm, len(prompt))
             tokens, logits = generated(llm, recorder, ids[150:], context=context, max_tokens=3)
-        wanted = masked_logits(reference, ids + tokens[:-1], kept)[len(ids) - 1:]
+        wanted = masked_logits(reference, ids + tokens[:-1], kept)[len(ids) - 1 :]
         torch.testing.assert_close(logits, wanted, rtol=0, atol=1e-3)
     llm.cache.audit()
     assert llm.cache.held_bytes == 0
 
 
-def test_a_dense_engine_equals_transformers(
-    tiny_engine: Callable[..., Path], tiny_model: Callable[..., Path]
-) -> None:
+def test_a_dense_engine_equals_transformers(tiny_engine: Callable[..., Path], tiny_model: Callable[..., Path]) -> None:
     llm = LLM(tiny_engine("llama", hubkv=None))
     reference = AutoModelForCausalLM.from_pretrained(tiny_model("llama"), dtype=torch.float32).eval()
     recorder = Recorder(llm)
     prompt = list(range(3, 103))
     tokens, logits = generated(llm, recorder, prompt, max_tokens=20)
     with torch.no_grad():
-        wanted = reference(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1:]
+        wanted = reference(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :]
     torch.testing.assert_close(logits, wanted, rtol=0, atol=1e-3)
 
 
@@ -175,7 +183,7 @@ def test_extending_token_by_token_equals_at_once(tiny: LLM) -> None:
         tokens, logits = generated(tiny, recorder, question, context=context, max_tokens=40)
         for cut in (1, 7, 16, 39):
             again, at_once = generated(tiny, recorder, question + tokens[:cut], context=context, max_tokens=1)
-            assert again == tokens[cut:cut + 1]
+            assert again == tokens[cut : cut + 1]
             torch.testing.assert_close(at_once[0], logits[cut], rtol=0, atol=1e-4)
 
 

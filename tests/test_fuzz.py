@@ -16,8 +16,13 @@ INSTRUCTION_SETS = ["scalar", "avx2", "avx512"]  # a CPU that lacks one runs the
 
 def run(*arguments: str, isa: str) -> str:
     done = subprocess.run(
-        [sys.executable, *arguments], env={**os.environ, "HUBKV_CPU_ISA": isa}, capture_output=True, text=True,
-        timeout=300, check=False)
+        [sys.executable, *arguments],
+        env={**os.environ, "HUBKV_CPU_ISA": isa},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     tail = "\n".join((done.stdout + done.stderr).splitlines()[-30:])
     assert done.returncode == 0, f"exit code {done.returncode}; the output ends with\n{tail}"
     return done.stdout
@@ -36,11 +41,16 @@ def test_instruction_set_equals_oracle(isa: str) -> None:
         "sys.exit(pytest.main(sys.argv[1:]))"
     )
     tests = [
-        "test_refine.py::test_equals_oracle", "test_refine.py::test_equals_oracle_for_every_kernel",
-        "test_refine.py::test_scores_that_are_not_finite", "test_select.py::test_equals_oracle_with_ties",
-        "test_select.py::test_all_values_equal_keep_the_first", "test_compact.py::test_equals_oracle",
-        "test_attend.py::test_equals_oracle", "test_attend.py::test_equals_oracle_for_every_group",
-        "test_attend.py::test_permuted_batch_and_threads_change_no_bit", "test_attend.py::test_extreme_logits",
+        "test_refine.py::test_equals_oracle",
+        "test_refine.py::test_equals_oracle_for_every_kernel",
+        "test_refine.py::test_scores_that_are_not_finite",
+        "test_select.py::test_equals_oracle_with_ties",
+        "test_select.py::test_all_values_equal_keep_the_first",
+        "test_compact.py::test_equals_oracle",
+        "test_attend.py::test_equals_oracle",
+        "test_attend.py::test_equals_oracle_for_every_group",
+        "test_attend.py::test_permuted_batch_and_threads_change_no_bit",
+        "test_attend.py::test_extreme_logits",
         "test_append.py::test_equals_oracle",
     ]
     out = run("-c", program, "-q", "-p", "no:cacheprovider", *(str(HERE / t) for t in tests), isa=isa)

@@ -283,8 +283,8 @@ def test_shipped_gate_ranks_as_its_teacher(demo_teacher: Any, demo_tokenizer: An
     scores = torch.stack(
         [gate_scores(gate_ops, i, teacher.hidden[i], decoder.model) for i in range(decoder.model.num_layers)]
     )
-    assert spearman(scores, teacher.scores) > 0.7
-    assert overlap(scores, teacher.scores, 0.75) > 0.6
+    assert spearman(scores, teacher.scores) > 0.74  # measured 0.777
+    assert overlap(scores, teacher.scores, 0.75) > 0.74  # measured 0.776; chance gives 0.25
 
 
 def test_context_that_cannot_be_repeated_is_refused(demo_teacher: Any) -> None:

@@ -51,13 +51,13 @@ class Loaded:
     weights: dict[str, Tensor]
     reference: Any
 
-    def ops(self, dtype: DType = DType.FLOAT32, packed: bool = True) -> EagerOps:
+    def ops(self, dtype: DType = DType.FLOAT32) -> EagerOps:
         weights = {n: w.to(getattr(torch, dtype.value)) for n, w in self.weights.items()}
-        return EagerOps(pack_weights(weights) if packed else weights, dtype)
+        return EagerOps(weights, dtype)
 
-    def dense(self, ids: Tensor, dtype: DType = DType.FLOAT32, packed: bool = True) -> Tensor:
+    def dense(self, ids: Tensor, dtype: DType = DType.FLOAT32) -> Tensor:
         with torch.inference_mode():
-            return Decoder(self.config).dense_logits(self.ops(dtype, packed), ids, int32(range(len(ids))))
+            return Decoder(self.config).dense_logits(self.ops(dtype), ids, int32(range(len(ids))))
 
     def expected(self, ids: Tensor) -> Tensor:
         with torch.inference_mode():
@@ -115,11 +115,13 @@ def test_positions_are_true_positions(tiny_model: Callable[..., Path]) -> None:
 def test_many_tokens_run_in_pieces(
     packed: bool, tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not packed:
+        monkeypatch.setattr("hubkv_trt.graph.linear._can_pack", lambda dtype: False)
     model = load(tiny_model("qwen2"))
     ids = random_ids(model.config, 200)
-    whole = model.dense(ids, packed=packed)
+    whole = model.dense(ids)
     monkeypatch.setattr("hubkv_trt.graph.eager.PIECE_TOKENS", 64)  # the last piece is shorter
-    torch.testing.assert_close(model.dense(ids, packed=packed), whole, rtol=0, atol=1e-4)
+    torch.testing.assert_close(model.dense(ids), whole, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -130,6 +132,7 @@ def test_packed_products_equal_plain_ones(dtype: torch.dtype) -> None:
     given = dict(plain)
     packed = pack_weights(given)
     assert not given
+    assert pack_weights(dict(packed)) == packed
     assert packed.keys() == plain.keys()
     assert packed["embedding.weight"] is plain["embedding.weight"]
     weight, bias = plain["layers.0.o.weight"], plain["layers.0.o.bias"]

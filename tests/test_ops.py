@@ -70,8 +70,11 @@ def test_fake_kernel_gives_the_shapes_of_the_real_one(name: str) -> None:
     arguments = samples()[name]
     with FakeTensorMode() as mode:
         fake = [
-            mode.from_tensor(x) if isinstance(x, Tensor)
-            else [mode.from_tensor(y) for y in x] if isinstance(x, list) else x
+            mode.from_tensor(x)
+            if isinstance(x, Tensor)
+            else [mode.from_tensor(y) for y in x]
+            if isinstance(x, list)
+            else x
             for x in arguments
         ]
         faked = facts(function(*fake))
@@ -87,8 +90,12 @@ def test_compiled_code_calls_the_operators() -> None:
         tables = (cache.block_table, tail_lengths, None)
         sizes = (cache.page_tokens, cache.page_base)
         ops.append(torch.stack([k, k]), torch.stack([v, v]), arena, *tables, *sizes)
-        return ops.attend(q * 2, k, v, arena, cache.segments, cache.block_table, tail_lengths + 1, None, *work, 0, 2,
-                          *sizes, 0.0) + 1
+        return (
+            ops.attend(
+                q * 2, k, v, arena, cache.segments, cache.block_table, tail_lengths + 1, None, *work, 0, 2, *sizes, 0.0
+            )
+            + 1
+        )
 
     arenas = cache.arena.clone(), cache.arena.clone()
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
@@ -132,7 +139,8 @@ def test_attend_remembers_shapes_not_data() -> None:
         cache = random_cache(sequences=[(30, 20)], seed=seed, num_layers=1)
         rows = new_rows(cache, 1, 2, seed=seed)
         torch.testing.assert_close(
-            cache.attend(*rows).double(), torch.from_numpy(cache.oracle(*rows)), rtol=1e-5, atol=1e-5)
+            cache.attend(*rows).double(), torch.from_numpy(cache.oracle(*rows)), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_bounded_cache_is_bounded() -> None:
@@ -147,10 +155,17 @@ def test_bounded_cache_is_bounded() -> None:
 
 
 C_TYPES = {
-    "int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "float": ctypes.c_float, "hubkv_dtype": ctypes.c_int32,
-    "hubkv_device": ctypes.c_int32, "hubkv_status": ctypes.c_int32, "char const*": ctypes.c_char_p,
-    "hubkv_cache_params": _abi.CacheParams, "hubkv_refine_params": _abi.RefineParams,
-    "hubkv_select_params": _abi.SelectParams, "hubkv_compact_params": _abi.CompactParams,
+    "int64_t": ctypes.c_int64,
+    "int32_t": ctypes.c_int32,
+    "float": ctypes.c_float,
+    "hubkv_dtype": ctypes.c_int32,
+    "hubkv_device": ctypes.c_int32,
+    "hubkv_status": ctypes.c_int32,
+    "char const*": ctypes.c_char_p,
+    "hubkv_cache_params": _abi.CacheParams,
+    "hubkv_refine_params": _abi.RefineParams,
+    "hubkv_select_params": _abi.SelectParams,
+    "hubkv_compact_params": _abi.CompactParams,
     "hubkv_attend_params": _abi.AttendParams,
 }
 
@@ -190,8 +205,18 @@ def test_constants_are_those_of_the_header() -> None:
     assert int(values.pop("ABI_VERSION")) == _abi.ABI_VERSION
     assert {name: int(value) for name, value in values.items()} == {
         name: getattr(_abi, name)
-        for name in ("OK", "INVALID_ARGUMENT", "NOT_SUPPORTED", "CUDA_ERROR", "INTERNAL_ERROR", "CPU", "CUDA",
-                     "FLOAT32", "FLOAT16", "BFLOAT16")
+        for name in (
+            "OK",
+            "INVALID_ARGUMENT",
+            "NOT_SUPPORTED",
+            "CUDA_ERROR",
+            "INTERNAL_ERROR",
+            "CPU",
+            "CUDA",
+            "FLOAT32",
+            "FLOAT16",
+            "BFLOAT16",
+        )
     }
 
 
@@ -199,17 +224,20 @@ CACHE = _abi.CacheParams(1, 1, 1, 8, _abi.FLOAT32, 16, 0, 0, 1)
 BUFFER = torch.zeros(4096, dtype=torch.uint8)
 
 
-@pytest.mark.parametrize(("name", "arguments"), [
-    ("refine_workspace", (_abi.RefineParams(1, 1, 8, 5, 0.5, 0.5, 0.8, 1.2, 4), ctypes.c_int64())),
-    ("select_workspace", (_abi.SelectParams(1, 1, 8, 4), ctypes.c_int64())),
-    ("attend_workspace", (_abi.AttendParams(CACHE, 1, 1, 0, 0.0, 8, 8, 8), ctypes.c_int64())),
-    ("refine", (None, _abi.RefineParams(1, 1, 8, 5, 0.5, 0.5, 0.8, 1.2, 4), *[BUFFER.data_ptr()] * 6, 4096)),
-    ("select", (None, _abi.SelectParams(1, 1, 8, 4), *[BUFFER.data_ptr()] * 4, 4096)),
-    ("compact", (None, _abi.CompactParams(1, 1, 8, 8, 4, _abi.FLOAT32, 64, 8, 64, 8), *[BUFFER.data_ptr()] * 6)),
-    ("plan", (None, CACHE, 16, *[BUFFER.data_ptr()] * 4)),
-    ("attend", (None, _abi.AttendParams(CACHE, 1, 1, 0, 0.0, 8, 8, 8), *[BUFFER.data_ptr()] * 12, 4096)),
-    ("append", (None, CACHE, 1, *[BUFFER.data_ptr()] * 6)),
-])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("refine_workspace", (_abi.RefineParams(1, 1, 8, 5, 0.5, 0.5, 0.8, 1.2, 4), ctypes.c_int64())),
+        ("select_workspace", (_abi.SelectParams(1, 1, 8, 4), ctypes.c_int64())),
+        ("attend_workspace", (_abi.AttendParams(CACHE, 1, 1, 0, 0.0, 8, 8, 8), ctypes.c_int64())),
+        ("refine", (None, _abi.RefineParams(1, 1, 8, 5, 0.5, 0.5, 0.8, 1.2, 4), *[BUFFER.data_ptr()] * 6, 4096)),
+        ("select", (None, _abi.SelectParams(1, 1, 8, 4), *[BUFFER.data_ptr()] * 4, 4096)),
+        ("compact", (None, _abi.CompactParams(1, 1, 8, 8, 4, _abi.FLOAT32, 64, 8, 64, 8), *[BUFFER.data_ptr()] * 6)),
+        ("plan", (None, CACHE, 16, *[BUFFER.data_ptr()] * 4)),
+        ("attend", (None, _abi.AttendParams(CACHE, 1, 1, 0, 0.0, 8, 8, 8), *[BUFFER.data_ptr()] * 12, 4096)),
+        ("append", (None, CACHE, 1, *[BUFFER.data_ptr()] * 6)),
+    ],
+)
 def test_a_build_without_cuda_says_so(name: str, arguments: tuple) -> None:
     assert not ops.has_cuda()
     with pytest.raises(NotImplementedError, match="not built with CUDA"):
@@ -234,8 +262,12 @@ def test_null_pointers_are_refused() -> None:
 
 
 def test_errors_of_the_library_by_status() -> None:
-    for status, error in ((_abi.INVALID_ARGUMENT, ValueError), (_abi.NOT_SUPPORTED, NotImplementedError),
-                          (_abi.CUDA_ERROR, RuntimeError), (_abi.INTERNAL_ERROR, RuntimeError)):
+    for status, error in (
+        (_abi.INVALID_ARGUMENT, ValueError),
+        (_abi.NOT_SUPPORTED, NotImplementedError),
+        (_abi.CUDA_ERROR, RuntimeError),
+        (_abi.INTERNAL_ERROR, RuntimeError),
+    ):
         with pytest.raises(error):
             _library.fail(status)
 
@@ -257,8 +289,14 @@ def test_information() -> None:
 
 
 def python(code: str, **variables: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **variables}, capture_output=True, text=True,
-                          timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     return done.stdout.strip()
 
 
@@ -299,11 +337,14 @@ def test_what_is_no_library(tmp_path: Path) -> None:
         _library.load(file)
 
 
-@pytest.mark.parametrize(("source", "message"), [
-    ("int hubkv_abi_version() { return 999; }", "its ABI version is 999, this package needs 1"),
-    ("int hubkv_abi_version() { return 1; }", "not a complete libhubkv"),
-    ("int something_else() { return 1; }", "not a complete libhubkv"),
-])
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("int hubkv_abi_version() { return 999; }", "its ABI version is 999, this package needs 1"),
+        ("int hubkv_abi_version() { return 1; }", "not a complete libhubkv"),
+        ("int something_else() { return 1; }", "not a complete libhubkv"),
+    ],
+)
 def test_another_library_is_refused(tmp_path: Path, source: str, message: str) -> None:
     code, file = tmp_path / "other.cpp", tmp_path / "libother.so"
     code.write_text(f'extern "C" {source}\n')

@@ -16,8 +16,7 @@ from ragged_cache import RaggedCache, random_cache
 
 def check(cache: RaggedCache, capacity: int, min_rows: int) -> list[set[tuple[int, ...]]]:
     """The items of each layer, after they were found to be what the header says."""
-    work, work_count = ops.plan(
-        cache.arena, cache.segments, cache.num_layers, cache.num_kv_heads, capacity, min_rows)
+    work, work_count = ops.plan(cache.arena, cache.segments, cache.num_layers, cache.num_kv_heads, capacity, min_rows)
     assert work.shape == (cache.num_layers, capacity, 4)
     assert work.dtype == work_count.dtype == torch.int32
     counts = head_rows(cache.arena.numpy(), cache.segments.numpy(), cache.num_layers, cache.num_kv_heads)
@@ -34,15 +33,23 @@ def check(cache: RaggedCache, capacity: int, min_rows: int) -> list[set[tuple[in
         assert all(np.all(n == 1) for n in covered.values())
         layers.append({tuple(item) for item in items})
     want, want_count = reference.plan(
-        cache.arena.numpy(), cache.segments.numpy(), cache.num_layers, cache.num_kv_heads, capacity, min_rows)
+        cache.arena.numpy(), cache.segments.numpy(), cache.num_layers, cache.num_kv_heads, capacity, min_rows
+    )
     assert work_count.tolist() == want_count.tolist()
     assert layers == [{tuple(i) for i in want[n, : want_count[n]].tolist()} for n in range(cache.num_layers)]
     return layers
 
 
-@pytest.mark.parametrize("sequences", [
-    [(100, 0)], [(None, 0)], [(0, 0)], [(1, 5), (None, 3), (1000, 0), (17, 40)], [(50, 1)] * 16,
-])
+@pytest.mark.parametrize(
+    "sequences",
+    [
+        [(100, 0)],
+        [(None, 0)],
+        [(0, 0)],
+        [(1, 5), (None, 3), (1000, 0), (17, 40)],
+        [(50, 1)] * 16,
+    ],
+)
 @pytest.mark.parametrize("spare", [0, 1, 7, 500])
 @pytest.mark.parametrize("min_rows", [1, 16, 17, 64, 1000, 10**9, 2**62])
 def test_equals_oracle(sequences: list[tuple[int | None, int]], spare: int, min_rows: int) -> None:
@@ -59,11 +66,15 @@ def test_equals_oracle(sequences: list[tuple[int | None, int]], spare: int, min_
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(st.one_of(st.none(), st.integers(0, 400)), min_size=1, max_size=6),
-    heads=st.integers(1, 4), spare=st.integers(0, 60), min_rows=st.integers(1, 200), seed=st.integers(0, 1000),
+    heads=st.integers(1, 4),
+    spare=st.integers(0, 60),
+    min_rows=st.integers(1, 200),
+    seed=st.integers(0, 1000),
 )
 def test_equals_oracle_on_anything(rows, heads, spare, min_rows, seed) -> None:
     cache = random_cache(
-        sequences=[(n, 0) for n in rows], num_layers=2, num_kv_heads=heads, head_dim=8, seed=seed, max_pages=0)
+        sequences=[(n, 0) for n in rows], num_layers=2, num_kv_heads=heads, head_dim=8, seed=seed, max_pages=0
+    )
     check(cache, len(rows) * heads + spare, min_rows)
 
 
@@ -78,13 +89,23 @@ def test_capacity_is_used() -> None:
 A, S = torch.zeros(1000, dtype=torch.uint8), torch.full((2, 4), -1)
 
 
-@pytest.mark.parametrize(("arena", "segments", "layers", "heads", "capacity", "rows", "message"), [
-    (A, S, 0, 2, 4, 16, "L: 0"), (A, S, -1, 2, 4, 16, "L: -1"), (A, S, 1, 0, 4, 16, "Hkv: 0"),
-    (A, S, 1, 2, 3, 16, "capacity: 3"), (A, S, 1, 2, -3, 16, "capacity: -3"), (A, S, 1, 2, 4, 0, "minRowsPerItem: 0"),
-    (A.int(), S, 1, 2, 4, 16, "arena: dtype torch.int32"), (A, S.int(), 1, 2, 4, 16, "segments: dtype torch.int32"),
-    (A, S[:, :3].contiguous(), 1, 2, 4, 16, r"segments: shape \[2, 3\]"), (A, S[:0], 1, 2, 4, 16, "B: 0"),
-    (A, S.t().contiguous().t(), 1, 2, 4, 16, "segments: strides"), (A[::2], S, 1, 2, 4, 16, "arena: strides"),
-])
+@pytest.mark.parametrize(
+    ("arena", "segments", "layers", "heads", "capacity", "rows", "message"),
+    [
+        (A, S, 0, 2, 4, 16, "L: 0"),
+        (A, S, -1, 2, 4, 16, "L: -1"),
+        (A, S, 1, 0, 4, 16, "Hkv: 0"),
+        (A, S, 1, 2, 3, 16, "capacity: 3"),
+        (A, S, 1, 2, -3, 16, "capacity: -3"),
+        (A, S, 1, 2, 4, 0, "minRowsPerItem: 0"),
+        (A.int(), S, 1, 2, 4, 16, "arena: dtype torch.int32"),
+        (A, S.int(), 1, 2, 4, 16, "segments: dtype torch.int32"),
+        (A, S[:, :3].contiguous(), 1, 2, 4, 16, r"segments: shape \[2, 3\]"),
+        (A, S[:0], 1, 2, 4, 16, "B: 0"),
+        (A, S.t().contiguous().t(), 1, 2, 4, 16, "segments: strides"),
+        (A[::2], S, 1, 2, 4, 16, "arena: strides"),
+    ],
+)
 def test_refuses(arena, segments, layers, heads, capacity, rows, message) -> None:
     with pytest.raises(ValueError, match=message):
         ops.plan(arena, segments, layers, heads, capacity, rows)

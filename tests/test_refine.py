@@ -15,8 +15,12 @@ from hubkv_trt import HubKVConfig, ops, reference
 from hubkv_trt.config import PRESETS
 
 PARAMETERS = {
-    "nms_kernel": 5, "penalty_factor": 0.5, "head_weight_temperature": 0.5, "min_head_weight": 0.8,
-    "max_head_weight": 1.2, "sink_tokens": 4,
+    "nms_kernel": 5,
+    "penalty_factor": 0.5,
+    "head_weight_temperature": 0.5,
+    "min_head_weight": 0.8,
+    "max_head_weight": 1.2,
+    "sink_tokens": 4,
 }
 
 
@@ -39,8 +43,16 @@ def uniform(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 5, 7, 31, 127, 128, 129, 4095, 4096, 4097, 8192, 12345])
-@pytest.mark.parametrize("preset", ["fastkvzip", "fastkvzip_nms", "fastkvzip_head_nms_gated_k5_p0.5_mild",
-                                    "fastkvzip_head_nms_gated_k5_p0.5_tiny", "fastkvzip_head_nms_gated_k7_p0.2_mild"])
+@pytest.mark.parametrize(
+    "preset",
+    [
+        "fastkvzip",
+        "fastkvzip_nms",
+        "fastkvzip_head_nms_gated_k5_p0.5_mild",
+        "fastkvzip_head_nms_gated_k5_p0.5_tiny",
+        "fastkvzip_head_nms_gated_k7_p0.2_mild",
+    ],
+)
 def test_equals_oracle(num_tokens: int, preset: str) -> None:
     config = HubKVConfig.from_preset(preset)
     parameters = {k: v for k, v in PRESETS[preset].items() if k in PARAMETERS}
@@ -101,8 +113,10 @@ def test_scores_that_are_not_finite(alpha: float) -> None:
     assert np.array_equal(inner.view(np.uint32)[broken], before.view(np.uint32)[broken])
 
 
-@pytest.mark.parametrize(("sinks", "window"), [(0, 0), (1, 0), (0, 1), (4, 96), (50, 50), (60, 60), (100, 0), (0, 100),
-                                               (500, 3), (2, 2**31 - 1), (2**31 - 1, 2)])
+@pytest.mark.parametrize(
+    ("sinks", "window"),
+    [(0, 0), (1, 0), (0, 1), (4, 96), (50, 50), (60, 60), (100, 0), (0, 100), (500, 3), (2, 2**31 - 1), (2**31 - 1, 2)],
+)
 def test_protected_positions_are_infinite(sinks: int, window: int) -> None:
     z = both(uniform(2, 2, 100), 0.8, window, sink_tokens=sinks)
     expected = np.zeros(100, bool)
@@ -165,35 +179,54 @@ def test_thread_count_changes_nothing(threads: int) -> None:
 def test_equals_oracle_on_anything(data, shape, kernel, alpha, gamma, tau, sinks, window) -> None:
     size = math.prod(shape)
     values = data.draw(st.lists(st.floats(width=32), min_size=size, max_size=size))
-    both(np.array(values, np.float32).reshape(shape), alpha, window, nms_kernel=kernel, penalty_factor=gamma,
-         head_weight_temperature=tau, sink_tokens=sinks)
+    both(
+        np.array(values, np.float32).reshape(shape),
+        alpha,
+        window,
+        nms_kernel=kernel,
+        penalty_factor=gamma,
+        head_weight_temperature=tau,
+        sink_tokens=sinks,
+    )
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"nms_kernel": 4}, "nmsKernel: 4"), ({"nms_kernel": -1}, "nmsKernel: -1"), ({"nms_kernel": 0}, "nmsKernel: 0"),
-    ({"penalty_factor": 1.5}, "penaltyFactor: 1.5"), ({"penalty_factor": float("nan")}, "penaltyFactor: nan"),
-    ({"head_weight_temperature": -0.5}, "headWeightTemperature: -0.5"), ({"min_head_weight": 0.0}, "minHeadWeight: 0"),
-    ({"max_head_weight": 0.5}, "maxHeadWeight: 0.5"), ({"sink_tokens": -1}, "sinkTokens: -1"),
-    ({"sink_tokens": 2**31}, "sink_tokens: 2147483648"), ({"nms_kernel": 2**32 + 5}, "nms_kernel: 4294967301"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nms_kernel": 4}, "nmsKernel: 4"),
+        ({"nms_kernel": -1}, "nmsKernel: -1"),
+        ({"nms_kernel": 0}, "nmsKernel: 0"),
+        ({"penalty_factor": 1.5}, "penaltyFactor: 1.5"),
+        ({"penalty_factor": float("nan")}, "penaltyFactor: nan"),
+        ({"head_weight_temperature": -0.5}, "headWeightTemperature: -0.5"),
+        ({"min_head_weight": 0.0}, "minHeadWeight: 0"),
+        ({"max_head_weight": 0.5}, "maxHeadWeight: 0.5"),
+        ({"sink_tokens": -1}, "sinkTokens: -1"),
+        ({"sink_tokens": 2**31}, "sink_tokens: 2147483648"),
+        ({"nms_kernel": 2**32 + 5}, "nms_kernel: 4294967301"),
+    ],
+)
 def test_refuses_parameters(changes: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ops.refine(torch.rand(1, 1, 8), torch.ones(1), torch.zeros(1, dtype=torch.int32), **{**PARAMETERS, **changes})
 
 
-@pytest.mark.parametrize(("scores", "alpha", "window", "message"), [
-    (torch.rand(2, 8), torch.ones(1), torch.zeros(1, dtype=torch.int32), r"scores: shape \[2, 8\]"),
-    (torch.rand(1, 2, 8).half(), torch.ones(1), torch.zeros(1, dtype=torch.int32), "scores: dtype torch.float16"),
-    (torch.rand(1, 8, 2).mT, torch.ones(1), torch.zeros(1, dtype=torch.int32), "scores: strides"),
-    (torch.rand(1, 2, 0), torch.ones(1), torch.zeros(1, dtype=torch.int32), "T: 0"),
-    (torch.rand(0, 2, 8), torch.ones(1), torch.zeros(1, dtype=torch.int32), "L: 0"),
-    (torch.rand(1, 2, 8), torch.ones(1).double(), torch.zeros(1, dtype=torch.int32), "alpha: dtype torch.float64"),
-    (torch.rand(1, 2, 8), torch.ones(2), torch.zeros(1, dtype=torch.int32), r"alpha: shape \[2\]"),
-    (torch.rand(1, 2, 8), torch.full((1,), 1.5), torch.zeros(1, dtype=torch.int32), "alpha: 1.5"),
-    (torch.rand(1, 2, 8), torch.full((1,), torch.nan), torch.zeros(1, dtype=torch.int32), "alpha: nan"),
-    (torch.rand(1, 2, 8), torch.ones(1), torch.zeros(1), "window: dtype torch.float32"),
-    (torch.rand(1, 2, 8), torch.ones(1), torch.full((1,), -3, dtype=torch.int32), "window: -3"),
-])
+@pytest.mark.parametrize(
+    ("scores", "alpha", "window", "message"),
+    [
+        (torch.rand(2, 8), torch.ones(1), torch.zeros(1, dtype=torch.int32), r"scores: shape \[2, 8\]"),
+        (torch.rand(1, 2, 8).half(), torch.ones(1), torch.zeros(1, dtype=torch.int32), "scores: dtype torch.float16"),
+        (torch.rand(1, 8, 2).mT, torch.ones(1), torch.zeros(1, dtype=torch.int32), "scores: strides"),
+        (torch.rand(1, 2, 0), torch.ones(1), torch.zeros(1, dtype=torch.int32), "T: 0"),
+        (torch.rand(0, 2, 8), torch.ones(1), torch.zeros(1, dtype=torch.int32), "L: 0"),
+        (torch.rand(1, 2, 8), torch.ones(1).double(), torch.zeros(1, dtype=torch.int32), "alpha: dtype torch.float64"),
+        (torch.rand(1, 2, 8), torch.ones(2), torch.zeros(1, dtype=torch.int32), r"alpha: shape \[2\]"),
+        (torch.rand(1, 2, 8), torch.full((1,), 1.5), torch.zeros(1, dtype=torch.int32), "alpha: 1.5"),
+        (torch.rand(1, 2, 8), torch.full((1,), torch.nan), torch.zeros(1, dtype=torch.int32), "alpha: nan"),
+        (torch.rand(1, 2, 8), torch.ones(1), torch.zeros(1), "window: dtype torch.float32"),
+        (torch.rand(1, 2, 8), torch.ones(1), torch.full((1,), -3, dtype=torch.int32), "window: -3"),
+    ],
+)
 def test_refuses_tensors(scores, alpha, window, message) -> None:
     with pytest.raises(ValueError, match=message):
         ops.refine(scores, alpha, window, **PARAMETERS)

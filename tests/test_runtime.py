@@ -54,10 +54,11 @@ def test_a_request_ends_at_max_tokens(tiny: LLM) -> None:
 def test_an_end_token_ends_a_request_and_gives_no_text(tiny: LLM) -> None:
     (free,) = tiny.generate(ids(50), SamplingParams(max_tokens=12, ignore_eos=True))
     first = next(i for i, t in enumerate(free.token_ids) if i >= 3 and t not in free.token_ids[:i])
-    (ended,) = tiny.generate(ids(50), SamplingParams(
-        max_tokens=12, ignore_eos=True, stop_token_ids=(free.token_ids[first],)))
+    (ended,) = tiny.generate(
+        ids(50), SamplingParams(max_tokens=12, ignore_eos=True, stop_token_ids=(free.token_ids[first],))
+    )
     assert ended.finish_reason == "stop"
-    assert ended.token_ids == free.token_ids[:first + 1]
+    assert ended.token_ids == free.token_ids[: first + 1]
     assert ended.text == decoded(tiny, free.token_ids[:first])
 
 
@@ -68,7 +69,7 @@ def test_the_models_end_token_counts_unless_ignored(tiny_engine: Callable[..., P
     model = engine.config.model.replace(eos_token_ids=(end,))
     llm = LLM(dataclasses.replace(engine, config=engine.config.replace(model=model)))
     (ended,) = llm.generate(ids(50), SamplingParams(max_tokens=12))
-    assert ended.token_ids == free.token_ids[:free.token_ids.index(end) + 1]
+    assert ended.token_ids == free.token_ids[: free.token_ids.index(end) + 1]
     assert ended.finish_reason == "stop"
     (ignoring,) = llm.generate(ids(50), SamplingParams(max_tokens=12, ignore_eos=True))
     assert ignoring.token_ids == free.token_ids
@@ -102,7 +103,7 @@ def pushed(text: str, stop: tuple[str, ...] = (), chunk: int = 1) -> tuple[Detok
     token_ids = tokenizer(text)["input_ids"]
     pieces = []
     for start in range(0, len(token_ids), chunk):
-        detokenizer.push(token_ids[start:start + chunk])
+        detokenizer.push(token_ids[start : start + chunk])
         pieces.append(detokenizer.take())
     detokenizer.finish()
     pieces.append(detokenizer.take(final=True))
@@ -126,10 +127,17 @@ def test_an_unfinished_character_is_dropped_at_the_end() -> None:
     assert detokenizer.text == "ok "
 
 
-@pytest.mark.parametrize(("stop", "expected"), [
-    (("END",), "one two "), (("d",), "one two EN"), (("three", "two"), "one "), (("日本",), "one two END "),
-    (("nothing", "ENDE"), "one two END 日本 three"), (("ONE", "e t"), "on"),
-])
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        (("END",), "one two "),
+        (("d",), "one two EN"),
+        (("three", "two"), "one "),
+        (("日本",), "one two END "),
+        (("nothing", "ENDE"), "one two END 日本 three"),
+        (("ONE", "e t"), "on"),
+    ],
+)
 @pytest.mark.parametrize("chunk", [1, 4, 100])
 def test_stop_texts_across_token_borders(stop: tuple[str, ...], expected: str, chunk: int) -> None:
     text = "one two END 日本 three"
@@ -148,10 +156,10 @@ def test_stop_texts_end_a_request(tiny: LLM) -> None:
     (free,) = tiny.generate(ids(60, 3), SamplingParams(max_tokens=40, ignore_eos=True))
     stop = free.text[5:8]
     (ended,) = tiny.generate(ids(60, 3), SamplingParams(max_tokens=40, ignore_eos=True, stop=stop))
-    assert ended.text == free.text[:free.text.index(stop)]
+    assert ended.text == free.text[: free.text.index(stop)]
     assert ended.finish_reason == "stop"
     assert len(ended.token_ids) < 40
-    assert ended.token_ids == free.token_ids[:len(ended.token_ids)]
+    assert ended.token_ids == free.token_ids[: len(ended.token_ids)]
 
 
 # ---- streaming -------------------------------------------------------------------------------------------------------
@@ -159,8 +167,17 @@ def test_stop_texts_end_a_request(tiny: LLM) -> None:
 
 def test_a_stream_equals_generate(tiny: LLM) -> None:
     prompts = [ids(n, n) for n in (5, 90, 33, 60, 12, 7)]
-    params = [SamplingParams(max_tokens=n, temperature=t, seed=n, stop=s) for n, t, s in
-              ((20, 0.0, ()), (9, 0.9, ()), (30, 1.2, ("a", "é")), (1, 0.0, ()), (25, 0.7, ("zz",)), (14, 0.0, ()))]
+    params = [
+        SamplingParams(max_tokens=n, temperature=t, seed=n, stop=s)
+        for n, t, s in (
+            (20, 0.0, ()),
+            (9, 0.9, ()),
+            (30, 1.2, ("a", "é")),
+            (1, 0.0, ()),
+            (25, 0.7, ("zz",)),
+            (14, 0.0, ()),
+        )
+    ]
     wanted = tiny.generate(prompts, params, ratio=0.5)
     texts, tokens, outputs = [""] * 6, [[] for _ in range(6)], [None] * 6
     for piece in tiny.stream(prompts, params, ratio=0.5):
@@ -216,8 +233,11 @@ def test_stats_say_what_was_kept(tiny: LLM) -> None:
     rows = budget(model, hubkv, num_tokens, ratio).num_rows
     assert stats.rows.shape == (model.num_layers, model.num_kv_heads)
     assert stats.rows.dtype == np.int64
-    assert stats.rows.sum() == rows == model.num_rows_per_token * num_tokens - math.floor(
-        ratio * model.num_rows_per_token * num_tokens)
+    assert (
+        stats.rows.sum()
+        == rows
+        == model.num_rows_per_token * num_tokens - math.floor(ratio * model.num_rows_per_token * num_tokens)
+    )
     assert (stats.ratio, stats.prompt_tokens, stats.context_tokens) == (ratio, num_tokens, 0)
     assert stats.effective_ratio == pytest.approx(ratio, abs=1e-3)
     assert stats.bytes_dense == num_tokens * model.kv_bytes_per_token(tiny.config.dtype)
@@ -258,13 +278,21 @@ def test_after_prefill_the_dense_rows_are_gone_from_memory(tmp_path: Path) -> No
     from hubkv_trt.models.checkpoint import load_config
     from hubkv_trt.scorers.fastkvzip import Gate, gate_shapes, save_gate
 
-    model = save_tiny_model("llama", tmp_path / "model", num_hidden_layers=4, num_attention_heads=16,
-                            num_key_value_heads=16, head_dim=128, max_position_embeddings=4096)
+    model = save_tiny_model(
+        "llama",
+        tmp_path / "model",
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        head_dim=128,
+        max_position_embeddings=4096,
+    )
     generator = torch.Generator().manual_seed(0)
     shapes = gate_shapes(load_config(model))
     save_gate(gate=Gate({n: torch.randn(s, generator=generator) for n, s in shapes.items()}), path=tmp_path / "gate")
-    build_engine(model, tmp_path / "engine", hubkv=HubKVConfig(), gate=tmp_path / "gate", dtype="float32",
-                 max_input_len=2048)
+    build_engine(
+        model, tmp_path / "engine", hubkv=HubKVConfig(), gate=tmp_path / "gate", dtype="float32", max_input_len=2048
+    )
     llm = LLM(tmp_path / "engine")
     with llm.compress(ids(100), ratio=0.9):  # libraries have loaded what they load
         pass
@@ -345,7 +373,8 @@ def test_a_chat_context_and_its_question_are_the_text_of_the_chat(tiny: LLM) -> 
         tokens = context.num_tokens + over_context.stats.prompt_tokens
     (alone,) = tiny.generate(document + question, params, ratio=0.0, chat=True)
     rendered = tiny.tokenizer.apply_chat_template(
-        [{"role": "user", "content": document + question}], add_generation_prompt=True, tokenize=False)
+        [{"role": "user", "content": document + question}], add_generation_prompt=True, tokenize=False
+    )
     assert tokens == alone.stats.prompt_tokens == len(tiny.tokenizer(rendered, add_special_tokens=False)["input_ids"])
     assert over_context.token_ids == alone.token_ids
 
@@ -360,34 +389,39 @@ def test_messages_go_through_the_chat_template(tiny: LLM) -> None:
     assert first.token_ids == wanted.token_ids
     last = [*messages[:1], {"role": "user", "content": "Hel"}]
     with tiny.compress(last, ratio=0.0) as context:
-        assert tiny.generate("lo", params, context=context)[0].token_ids == tiny.generate(
-            messages, params, ratio=0.0)[0].token_ids
+        assert (
+            tiny.generate("lo", params, context=context)[0].token_ids
+            == tiny.generate(messages, params, ratio=0.0)[0].token_ids
+        )
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("prompt", "options", "message"), [
-    ("", {}, "prompt: '' is empty"),
-    ([], {}, "prompts: the list is empty"),
-    ([[]], {}, "prompt: the list of token ids is empty"),
-    ([5, 259], {}, r"prompt: token 1: id 259 is not in the vocabulary, 0\.\.258"),
-    ([-1], {}, "prompt: token 0: id -1 is not in the vocabulary"),
-    ([5, 6.5], {}, "prompt: token 1: 6.5 is not a token id"),
-    (["fine", ""], {}, r"prompts\[1\]: prompt: '' is empty"),
-    (["fine", [1, 999]], {}, r"prompts\[1\]: prompt: token 1: id 999"),
-    (3.5, {}, "prompts: 3.5 is not a text"),
-    ([3] * 513, {}, "prompt: '513 tokens' is not at most 512, the engine's max_input_len"),
-    ([3], {"ratio": 1.0}, "ratio: 1.0 is not a compression ratio in"),
-    ([3], {"ratio": -0.1}, "ratio: -0.1"),
-    ([3], {"ratio": float("nan")}, "ratio: nan"),
-    ([3], {"ratio": "half"}, "ratio: 'half'"),
-    (["a", "b"], {"ratio": [0.5]}, "ratio: 1 values for 2 prompts"),
-    (["a", "b"], {"sampling_params": [SamplingParams()]}, "sampling_params: 1 values for 2 prompts"),
-    ("a", {"sampling_params": {"temperature": 1}}, "sampling_params: .* is not a SamplingParams"),
-    ("a", {"context": "document"}, "context: 'document' is not a CompressedContext"),
-    ([{"role": "user"}], {}, "messages: message 0 has no text as role and content"),
-])
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ("", {}, "prompt: '' is empty"),
+        ([], {}, "prompts: the list is empty"),
+        ([[]], {}, "prompt: the list of token ids is empty"),
+        ([5, 259], {}, r"prompt: token 1: id 259 is not in the vocabulary, 0\.\.258"),
+        ([-1], {}, "prompt: token 0: id -1 is not in the vocabulary"),
+        ([5, 6.5], {}, "prompt: token 1: 6.5 is not a token id"),
+        (["fine", ""], {}, r"prompts\[1\]: prompt: '' is empty"),
+        (["fine", [1, 999]], {}, r"prompts\[1\]: prompt: token 1: id 999"),
+        (3.5, {}, "prompts: 3.5 is not a text"),
+        ([3] * 513, {}, "prompt: '513 tokens' is not at most 512, the engine's max_input_len"),
+        ([3], {"ratio": 1.0}, "ratio: 1.0 is not a compression ratio in"),
+        ([3], {"ratio": -0.1}, "ratio: -0.1"),
+        ([3], {"ratio": float("nan")}, "ratio: nan"),
+        ([3], {"ratio": "half"}, "ratio: 'half'"),
+        (["a", "b"], {"ratio": [0.5]}, "ratio: 1 values for 2 prompts"),
+        (["a", "b"], {"sampling_params": [SamplingParams()]}, "sampling_params: 1 values for 2 prompts"),
+        ("a", {"sampling_params": {"temperature": 1}}, "sampling_params: .* is not a SamplingParams"),
+        ("a", {"context": "document"}, "context: 'document' is not a CompressedContext"),
+        ([{"role": "user"}], {}, "messages: message 0 has no text as role and content"),
+    ],
+)
 def test_bad_requests_are_named_and_nothing_runs(tiny: LLM, prompt: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tiny.generate(prompt, **options)

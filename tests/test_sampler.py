@@ -25,7 +25,7 @@ def expected_set(logits: torch.Tensor, params: SamplingParams) -> set[int]:
     """The tokens that top-k and then top-p leave, by the definition."""
     scaled = (logits.double() - logits.max()) / params.temperature
     order = sorted(range(len(logits)), key=lambda t: (-float(logits[t]), t))
-    order = order[:params.top_k or None]
+    order = order[: params.top_k or None]
     weights = np.array([math.exp(float(scaled[t])) for t in order])
     before = np.concatenate([[0.0], np.cumsum(weights)[:-1]]) / weights.sum()
     return {t for t, mass in zip(order, before, strict=True) if mass < params.top_p}
@@ -38,13 +38,16 @@ def test_greedy_takes_the_largest() -> None:
     assert valid.tolist() == [True, True]
 
 
-@pytest.mark.parametrize("params", [
-    SamplingParams(temperature=1.0),
-    SamplingParams(temperature=0.5),
-    SamplingParams(temperature=2.0, top_k=3),
-    SamplingParams(temperature=1.0, top_p=0.6),
-    SamplingParams(temperature=1.0, top_k=4, top_p=0.8),
-])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.5),
+        SamplingParams(temperature=2.0, top_k=3),
+        SamplingParams(temperature=1.0, top_p=0.6),
+        SamplingParams(temperature=1.0, top_k=4, top_p=0.8),
+    ],
+)
 def test_frequencies_follow_the_distribution(params: SamplingParams) -> None:
     logits = torch.tensor([1.0, 0.0, 2.0, -1.0, 1.5, 0.5])
     keep = expected_set(logits, params)
@@ -102,7 +105,7 @@ def test_a_seeded_sequence_does_not_see_its_batch() -> None:
     together = torch.stack([sample(logits, kinds, together_generators)[0] for logits in steps])
     for row, params in enumerate(kinds):
         own = random.Random(params.seed)
-        alone = [int(sample(logits[row:row + 1], [params], [own])[0]) for logits in steps]
+        alone = [int(sample(logits[row : row + 1], [params], [own])[0]) for logits in steps]
         assert together[:, row].tolist() == alone
     assert len(set(together[:, 1].tolist())) > 3
 
@@ -127,11 +130,26 @@ def test_rows_that_cannot_be_sampled_are_told_apart() -> None:
         assert int(tokens[4]) != 3
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("max_tokens", 0), ("max_tokens", 1.5), ("max_tokens", True), ("temperature", -0.1), ("temperature", math.nan),
-    ("temperature", "hot"), ("top_k", -1), ("top_k", 2.0), ("top_p", 0.0), ("top_p", 1.01), ("top_p", math.nan),
-    ("seed", "x"), ("stop", ("",)), ("stop", (3,)), ("stop_token_ids", (-1,)),
-])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 0),
+        ("max_tokens", 1.5),
+        ("max_tokens", True),
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", "hot"),
+        ("top_k", -1),
+        ("top_k", 2.0),
+        ("top_p", 0.0),
+        ("top_p", 1.01),
+        ("top_p", math.nan),
+        ("seed", "x"),
+        ("stop", ("",)),
+        ("stop", (3,)),
+        ("stop_token_ids", (-1,)),
+    ],
+)
 def test_bad_parameters_are_named(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"^{field}: "):
         SamplingParams(**{field: value})

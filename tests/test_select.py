@@ -137,8 +137,9 @@ def test_thread_count_changes_nothing(threads: int) -> None:
         ops.set_num_threads(before)
 
 
-MODEL = ModelConfig("llama", 10, 32, 32, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=8,
-                    max_position_embeddings=100_000)
+MODEL = ModelConfig(
+    "llama", 10, 32, 32, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=8, max_position_embeddings=100_000
+)
 
 
 @pytest.mark.parametrize("scope", list(Scope))
@@ -150,9 +151,16 @@ def test_budget_keeps_what_is_protected(scope: Scope, num_tokens: int, ratio: fl
     b = budget(MODEL, config, num_tokens, ratio)
     scores = np.random.default_rng(num_tokens).random((3, 2, num_tokens), np.float32)
     refined, _ = ops.refine(
-        torch.from_numpy(scores), torch.tensor([config.alpha(ratio)], dtype=torch.float32),
-        torch.tensor([config.window(num_tokens)], dtype=torch.int32), config.nms_kernel, config.penalty_factor,
-        config.head_weight_temperature, config.min_head_weight, config.max_head_weight, config.sink_tokens)
+        torch.from_numpy(scores),
+        torch.tensor([config.alpha(ratio)], dtype=torch.float32),
+        torch.tensor([config.window(num_tokens)], dtype=torch.int32),
+        config.nms_kernel,
+        config.penalty_factor,
+        config.head_weight_temperature,
+        config.min_head_weight,
+        config.max_head_weight,
+        config.sink_tokens,
+    )
     positions, offsets = both(refined.numpy(), b.num_groups, b.rows_per_group)
     assert len(positions) == offsets[-1] == b.num_rows
     assert 0 < b.num_rows <= 6 * num_tokens
@@ -165,17 +173,20 @@ def test_budget_keeps_what_is_protected(scope: Scope, num_tokens: int, ratio: fl
         assert b.effective_ratio == 0
 
 
-@pytest.mark.parametrize(("refined", "groups", "rows", "message"), [
-    (torch.rand(2, 8), 1, 1, r"refined: shape \[2, 8\]"),
-    (torch.rand(2, 2, 8).double(), 1, 1, "refined: dtype torch.float64"),
-    (torch.rand(2, 8, 2).mT, 1, 1, "refined: strides"),
-    (torch.rand(2, 2, 8), 3, 1, "num_groups: 3"),
-    (torch.rand(2, 2, 8), 0, 1, "num_groups: 0"),
-    (torch.rand(2, 2, 8), -1, 1, "num_groups: -1"),
-    (torch.rand(2, 2, 8), 2, 17, "K: 17"),
-    (torch.rand(2, 2, 8), 2, -1, "K: -1"),
-    (torch.rand(2, 2, 0), 2, 0, "T: 0"),
-])
+@pytest.mark.parametrize(
+    ("refined", "groups", "rows", "message"),
+    [
+        (torch.rand(2, 8), 1, 1, r"refined: shape \[2, 8\]"),
+        (torch.rand(2, 2, 8).double(), 1, 1, "refined: dtype torch.float64"),
+        (torch.rand(2, 8, 2).mT, 1, 1, "refined: strides"),
+        (torch.rand(2, 2, 8), 3, 1, "num_groups: 3"),
+        (torch.rand(2, 2, 8), 0, 1, "num_groups: 0"),
+        (torch.rand(2, 2, 8), -1, 1, "num_groups: -1"),
+        (torch.rand(2, 2, 8), 2, 17, "K: 17"),
+        (torch.rand(2, 2, 8), 2, -1, "K: -1"),
+        (torch.rand(2, 2, 0), 2, 0, "T: 0"),
+    ],
+)
 def test_refuses(refined: torch.Tensor, groups: int, rows: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ops.select(refined, groups, rows)

@@ -8,13 +8,12 @@
 namespace hubkv
 {
 
-//! Rows per block: the keys and values of a block, 16 KiB each at most, stay in the first-level cache between their
-//! uses.
+//! Rows per block: 8 KiB of keys and 8 KiB of values, so that what is prefetched is used before it is evicted.
 template <typename L>
 int32_t blockRowsFor(int64_t rowBytes)
 {
-    int64_t const rows = 16384 / rowBytes / kROW_GRANULE * kROW_GRANULE;
-    return static_cast<int32_t>(rows < kMAX_BLOCK_ROWS ? rows : kMAX_BLOCK_ROWS);
+    int64_t const rows = 8192 / rowBytes / kROW_GRANULE * kROW_GRANULE;
+    return static_cast<int32_t>(rows < kROW_GRANULE ? kROW_GRANULE : (rows < kMAX_BLOCK_ROWS ? rows : kMAX_BLOCK_ROWS));
 }
 
 //! logits [NQ, kMAX_BLOCK_ROWS] = q . k for the padded rows of the block; q [NQ, stride].
@@ -245,6 +244,10 @@ void attendFewQueries(Tile const& tile, RowStream& rows)
     RowBlock blocks[2];
     int current = 0;
     bool more = rows.next(blocks[0], blockRows);
+    for (int32_t r = 0; more && r < blocks[0].rows; ++r)
+    {
+        prefetchRow<L>(blocks[0].k[r], D * static_cast<int64_t>(sizeof(T)));
+    }
     while (more)
     {
         RowBlock const& block = blocks[current];
@@ -253,9 +256,7 @@ void attendFewQueries(Tile const& tile, RowStream& rows)
         for (int32_t from = 0, group = 0; group < groups; ++group)
         {
             int32_t const count = (tile.count - from + groups - group - 1) / (groups - group);
-            // Only whole next blocks are prefetched, so that the loop needs no bound for them.
-            RowBlock const* const nextBlock =
-                group == groups - 1 && more && following.rows >= block.rows ? &following : nullptr;
+            RowBlock const* const nextBlock = group == groups - 1 && more ? &following : nullptr;
             switch (count)
             {
             case 1: attendGroup<L, T, 1>(tile, from, block, nextBlock, q, stride, maximum, sum, values); break;

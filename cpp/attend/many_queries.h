@@ -203,13 +203,25 @@ template <typename L, typename T, int NR>
 void attendTile(Tile const& tile, RowStream& rows, TileState<L>& state)
 {
     FloatRows<L, T> floats;
-    RowBlock block;
-    while (rows.next(block, kMAX_BLOCK_ROWS))
+    RowBlock blocks[2];
+    int current = 0;
+    int64_t const rowBytes = tile.q.D * static_cast<int64_t>(sizeof(T));
+    bool more = rows.next(blocks[0], kMAX_BLOCK_ROWS);
+    while (more)
     {
+        RowBlock const& block = blocks[current];
+        RowBlock& following = blocks[1 - current];
+        more = rows.next(following, kMAX_BLOCK_ROWS);
+        for (int32_t r = 0; more && r < following.rows; ++r)
+        {
+            prefetchRow<L>(following.k[r], rowBytes);
+            prefetchRow<L>(following.v[r], rowBytes);
+        }
         tileDots<L, NR>(block, floats.convert(block.k, block.padded, tile.q.D), tile.q.D, state);
         tileMask<L>(tile, block, state);
         tileSoftmax<L, NR>(block, state);
         tileValues<L, NR>(block, floats.convert(block.v, block.rows, tile.q.D), tile.q.D, state);
+        current = 1 - current;
     }
 }
 

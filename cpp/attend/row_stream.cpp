@@ -100,10 +100,13 @@ bool RowStream::next(RowBlock& block, int32_t maxRows)
     }
     block.rows = rows;
     block.padded = (rows + kROW_GRANULE - 1) / kROW_GRANULE * kROW_GRANULE;
-    for (int32_t r = rows; r < block.padded; ++r)
+    for (int32_t r = rows; r < maxRows; ++r)
     {
         block.k[r] = block.k[rows - 1];
         block.v[r] = block.v[rows - 1];
+    }
+    for (int32_t r = rows; r < block.padded; ++r)
+    {
         block.bias[r] = -std::numeric_limits<float>::infinity();
     }
     return true;

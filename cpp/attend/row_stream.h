@@ -27,7 +27,7 @@ struct RowBlock
     int32_t padded;                 // rows up to a multiple of kROW_GRANULE
     int32_t firstNew;               // first row of the block that is a new token; `rows` where there is none
     int32_t newToken;               // which new token that is
-    char const* k[kMAX_BLOCK_ROWS]; // [padded] rows of D
+    char const* k[kMAX_BLOCK_ROWS]; // rows of D; past `rows`, up to maxRows of next(), the last row again
     char const* v[kMAX_BLOCK_ROWS];
     alignas(64) float bias[kMAX_BLOCK_ROWS]; // [padded] in units of log 2, added to scale * q . k
 };

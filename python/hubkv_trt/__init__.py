@@ -14,9 +14,17 @@ The names below load on first use, so that ``import hubkv_trt`` imports neither 
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"  # the one place; pyproject.toml and CMakeLists.txt read it
+
+if "torch" not in sys.modules:
+    # torch's OpenMP threads wait by spinning, for milliseconds after each of the hundreds of operations of a step, and
+    # so take the cores from this library's threads and from other processes. A short spin covers the gap between two
+    # operations. It is read when torch loads its OpenMP: where torch is imported before, set it in the environment.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
     from .config import (

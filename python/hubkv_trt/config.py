@@ -150,8 +150,12 @@ class RopeConfig(Config):
 
     def __post_init__(self) -> None:
         require(self.theta > 0, "rope.theta", self.theta, "a number > 0")
-        require(self.type in ("default", "linear", "llama3", "yarn"), "rope.type", self.type,
-                "one of default, linear, llama3, yarn")
+        require(
+            self.type in ("default", "linear", "llama3", "yarn"),
+            "rope.type",
+            self.type,
+            "one of default, linear, llama3, yarn",
+        )
         require(self.factor >= 1, "rope.factor", self.factor, "a number >= 1")
 
 
@@ -179,14 +183,30 @@ class ModelConfig(Config):
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads",
-                     "head_dim", "max_position_embeddings"):
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "max_position_embeddings",
+        ):
             require(getattr(self, name) >= 1, f"model.{name}", getattr(self, name), "an integer >= 1")
-        require(self.num_heads % self.num_kv_heads == 0, "model.num_heads", self.num_heads,
-                f"a multiple of num_kv_heads = {self.num_kv_heads}")
+        require(
+            self.num_heads % self.num_kv_heads == 0,
+            "model.num_heads",
+            self.num_heads,
+            f"a multiple of num_kv_heads = {self.num_kv_heads}",
+        )
         require(self.group_size <= 16, "model.num_heads / num_kv_heads", self.group_size, "at most 16")
-        require(self.head_dim % 8 == 0 and self.head_dim <= 256, "model.head_dim", self.head_dim,
-                "a multiple of 8 up to 256")
+        require(
+            self.head_dim % 8 == 0 and self.head_dim <= 256,
+            "model.head_dim",
+            self.head_dim,
+            "a multiple of 8 up to 256",
+        )
 
     @property
     def group_size(self) -> int:
@@ -234,8 +254,12 @@ class HubKVConfig(Config):
         require(self.nms_kernel >= 1 and self.nms_kernel % 2 == 1, "nms_kernel", self.nms_kernel, "an odd number >= 1")
         require(0 <= self.penalty_factor <= 1, "penalty_factor", self.penalty_factor, "in [0, 1]")
         require(self.head_weight_temperature >= 0, "head_weight_temperature", self.head_weight_temperature, ">= 0")
-        require(0 < self.min_head_weight <= self.max_head_weight, "min_head_weight", self.min_head_weight,
-                f"in (0, max_head_weight = {self.max_head_weight}]")
+        require(
+            0 < self.min_head_weight <= self.max_head_weight,
+            "min_head_weight",
+            self.min_head_weight,
+            f"in (0, max_head_weight = {self.max_head_weight}]",
+        )
         require(self.gate_power >= 0, "gate_power", self.gate_power, ">= 0")
         require(self.sink_tokens >= 0, "sink_tokens", self.sink_tokens, ">= 0")
         require(0 <= self.window_ratio <= 1, "window_ratio", self.window_ratio, "in [0, 1]")
@@ -352,8 +376,16 @@ class EngineConfig(Config):
     files: dict[str, str] = field(default_factory=dict)  # file name -> sha256
 
     def __post_init__(self) -> None:
-        require(self.schema_version == SCHEMA_VERSION, "schema_version", self.schema_version,
-                f"{SCHEMA_VERSION}, the one this version reads: build the engine again")
-        require(1 <= self.max_input_len <= self.model.max_position_embeddings, "max_input_len", self.max_input_len,
-                f"in 1..{self.model.max_position_embeddings} (the model's max_position_embeddings)")
+        require(
+            self.schema_version == SCHEMA_VERSION,
+            "schema_version",
+            self.schema_version,
+            f"{SCHEMA_VERSION}, the one this version reads: build the engine again",
+        )
+        require(
+            1 <= self.max_input_len <= self.model.max_position_embeddings,
+            "max_input_len",
+            self.max_input_len,
+            f"in 1..{self.model.max_position_embeddings} (the model's max_position_embeddings)",
+        )
         require(self.max_batch_size >= 1, "max_batch_size", self.max_batch_size, "an integer >= 1")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import ops as stages
 from ..config import DType, HubKVConfig
-from .linear import linear
+from .linear import linear, pack_weights
 from .ops import CacheInputs
 
 TORCH_DTYPES = {
@@ -51,7 +51,7 @@ class EagerOps:
 
     Args:
         weights: by the names of ``models/checkpoint.py`` (and ``models/gate.py``), in ``dtype``, on one device. On
-            the CPU ``graph.linear.pack_weights`` makes them faster.
+            the CPU matrices are packed (``graph.linear.pack_weights``): let go of the mapping, or memory holds both.
         dtype: of activations and cache rows.
         rows_into: k_rows and v_rows [K, D] that ``compact`` fills from the top, for example views of the cache arena;
             None makes new tensors. Set anew for every prefill.
@@ -64,7 +64,7 @@ class EagerOps:
     def __init__(
         self, weights: Mapping[str, Tensor], dtype: DType, rows_into: tuple[Tensor, Tensor] | None = None
     ) -> None:
-        self._weights = weights
+        self._weights = pack_weights(dict(weights))
         self.dtype = TORCH_DTYPES[DType(dtype)]
         self.device = next(iter(weights.values())).device
         self.seconds: dict[str, float] = {}
@@ -153,7 +153,7 @@ class EagerOps:
         return x[..., start:stop]
 
     def split_heads(self, x: Tensor, *sizes: int) -> Tensor:
-        return x.unflatten(-1, sizes)
+        return x.view(*x.shape[:-1], *sizes)
 
     def merge_heads(self, x: Tensor, size: int) -> Tensor:
         return x.reshape(x.shape[0], size)
@@ -174,7 +174,7 @@ class EagerOps:
         return torch.stack(tuple(xs))
 
     def split_batch(self, x: Tensor, batch_size: int) -> Tensor:
-        return x.unflatten(1, (batch_size, -1))
+        return x.view(x.shape[0], batch_size, -1, *x.shape[2:])
 
     def concat(self, xs: Sequence[Tensor]) -> Tensor:
         return xs[0] if len(xs) == 1 else torch.cat(tuple(xs))
@@ -204,9 +204,7 @@ class EagerOps:
 
     # -- attention
 
-    def rope_tables(
-        self, positions: Tensor, inv_freq: np.ndarray, attention_factor: float
-    ) -> tuple[Tensor, ...]:
+    def rope_tables(self, positions: Tensor, inv_freq: np.ndarray, attention_factor: float) -> tuple[Tensor, ...]:
         """cos twice, and -sin, sin: [N, 1, D] each, so that rotating is x*cos + swapped halves*sin."""
         angles = positions.float()[:, None] * self.constant(inv_freq)
         cos, sin = angles.cos(), angles.sin()
@@ -243,7 +241,7 @@ class EagerOps:
         scale: float,
     ) -> Tensor:
         start = time.perf_counter()
-        q, k, v = (x.unflatten(0, (batch_size, -1)) for x in (q, k, v))
+        q, k, v = (x.view(batch_size, -1, *x.shape[1:]) for x in (q, k, v))
         out = stages.attend(
             q, k, v, cache.arena, cache.segments, cache.block_table, cache.tail_lengths, cache.new_lengths, cache.work,
             cache.work_count, layer, num_layers, cache.page_tokens, cache.page_base, scale,

@@ -21,8 +21,8 @@ def pack_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     only be multiplied by (``linear``), not read.
 
     Args:
-        weights: by name. Emptied on the way, so that plain and packed weights need not fit in memory together; a caller
-            who holds the tensors elsewhere keeps both.
+        weights: by name; packed ones stay as they are. Emptied on the way, so that plain and packed weights need not
+            fit in memory together; a caller who holds the tensors elsewhere keeps both.
 
     Returns:
         The same names.
@@ -31,7 +31,7 @@ def pack_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     can_pack: dict[torch.dtype, bool] = {}
     for name in list(weights):
         weight = weights.pop(name)
-        if weight.ndim == 2 and not weight.is_cuda and name != "embedding.weight":
+        if weight.ndim == 2 and weight.device.type == "cpu" and not weight.is_mkldnn and name != "embedding.weight":
             if weight.dtype not in can_pack:
                 can_pack[weight.dtype] = _can_pack(weight.dtype)
             if can_pack[weight.dtype]:

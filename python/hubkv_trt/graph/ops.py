@@ -114,8 +114,9 @@ class Ops(Protocol[X]):
         """[N, In], [Out, In], [Out] -> [N, Out]."""
         ...
 
-    def gated_mlp(self, x: X, size: int, gate_up: X, down: X, gate_up_bias: X | None = None,
-                  down_bias: X | None = None) -> X:
+    def gated_mlp(
+        self, x: X, size: int, gate_up: X, down: X, gate_up_bias: X | None = None, down_bias: X | None = None
+    ) -> X:
         """x [N, E], gate_up [2*size, E] (gate first), down [E, size] -> down(silu(gate(x)) * up(x)) [N, E]."""
         ...
 
@@ -205,8 +206,9 @@ class Ops(Protocol[X]):
         """[M, Hq, D], [T, Hkv, D], [T, Hkv, D] -> [M, Hq, D]. The M <= T queries are those of the last M tokens."""
         ...
 
-    def attend(self, layer: int, num_layers: int, q: X, k: X, v: X, cache: CacheInputs[X], batch_size: Any,
-               scale: float) -> X:
+    def attend(
+        self, layer: int, num_layers: int, q: X, k: X, v: X, cache: CacheInputs[X], batch_size: Any, scale: float
+    ) -> X:
         """q [N, Hq, D], new k and v [N, Hkv, D] -> [N, Hq, D], over compact segment, tail and new tokens.
 
         N is B*Tq, sequence-major; batch_size is B.

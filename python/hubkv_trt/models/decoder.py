@@ -42,9 +42,7 @@ class Decoder:
             model.rope, model.head_dim, model.max_position_embeddings
         )
 
-    def forward(
-        self, ops: Ops[X], input_ids: X, positions: X, attention: Attention[X], last_only: bool = False
-    ) -> X:
+    def forward(self, ops: Ops[X], input_ids: X, positions: X, attention: Attention[X], last_only: bool = False) -> X:
         """All layers and the final norm.
 
         Args:
@@ -151,9 +149,7 @@ class Decoder:
         """[N, E] -> [N, Hkv] float32, tokens first as ``by_tokens`` wants them."""
         return (ops.transpose(gate_scores(ops, layer, hidden, self.model), 1, 0),)
 
-    def _keep(
-        self, ops: Ops[X], inputs: PrefillInputs[X], layers: list[tuple[X, X, X | None]]
-    ) -> tuple[X, X, X, X]:
+    def _keep(self, ops: Ops[X], inputs: PrefillInputs[X], layers: list[tuple[X, X, X | None]]) -> tuple[X, X, X, X]:
         """k_rows, v_rows, positions, head_offsets of some successive layers that share no budget with others."""
         heads = self.model.num_kv_heads
         if self.hubkv is None:

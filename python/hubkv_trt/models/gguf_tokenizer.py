@@ -41,8 +41,10 @@ def load_gguf_tokenizer(path: Path) -> Any:
 
     kind, pre = value("ggml.model"), value("ggml.pre", "gpt-2")
     if kind != "gpt2" or pre not in _SPLITS:
-        raise ValueError(f"{path}: tokenizer.ggml.model {kind!r} with tokenizer.ggml.pre {pre!r} is not built; built "
-                         f"is 'gpt2' with {', '.join(_SPLITS)}")
+        raise ValueError(
+            f"{path}: tokenizer.ggml.model {kind!r} with tokenizer.ggml.pre {pre!r} is not built; built "
+            f"is 'gpt2' with {', '.join(_SPLITS)}"
+        )
     tokens, merges, types = value("ggml.tokens"), value("ggml.merges", []), value("ggml.token_type", [])
     vocab = {token: i for i, token in enumerate(tokens)}
     tokenizer = Tokenizer(BPE(vocab, [tuple(m.split(" ")) for m in merges], ignore_merges=pre == "llama-bpe"))
@@ -50,19 +52,34 @@ def load_gguf_tokenizer(path: Path) -> Any:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_SPLITS[pre]())
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True)
-                                  for t, kind in zip(tokens, types, strict=False) if kind == _CONTROL])
-    special = {name: tokens[i] for name in ("bos", "eos", "unknown", "padding")
-               if (i := value(f"ggml.{name}_token_id")) is not None}
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(t, normalized=False, special=True)
+            for t, kind in zip(tokens, types, strict=False)
+            if kind == _CONTROL
+        ]
+    )
+    special = {
+        name: tokens[i]
+        for name in ("bos", "eos", "unknown", "padding")
+        if (i := value(f"ggml.{name}_token_id")) is not None
+    }
     if value("ggml.add_bos_token", pre == "llama-bpe") and "bos" in special:
         bos = special["bos"]
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, vocab[bos])])
+            single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, vocab[bos])]
+        )
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False,
-                                   chat_template=value("chat_template"), **{names[k]: v for k, v in special.items()})
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        clean_up_tokenization_spaces=False,
+        chat_template=value("chat_template"),
+        **{names[k]: v for k, v in special.items()},
+    )
 
 
 def _split(pattern: str) -> list[Any]:
-    return [pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    return [
+        pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]

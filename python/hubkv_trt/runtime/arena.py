@@ -39,7 +39,7 @@ class Arena:
         count = 1
         for size in shape:
             count *= size
-        return self.tensor[offset:offset + count * dtype.itemsize].view(dtype).view(*shape)
+        return self.tensor[offset : offset + count * dtype.itemsize].view(dtype).view(*shape)
 
     def give_back(self, offset: int, num_bytes: int) -> None:
         """Returns the whole system pages inside the range to the system; they read as zeros afterwards."""

@@ -33,7 +33,7 @@ class Batch:
         self._table = np.full((len(tails), max(tail.reserved for tail in tails)), -1, np.int32)
         self._held = np.array([len(tail.pages) for tail in tails], np.int32)
         for row, tail in zip(self._table, tails, strict=True):
-            row[:len(tail.pages)] = tail.pages
+            row[: len(tail.pages)] = tail.pages
         self._ends = np.array([s.tail_length for s in self.sequences], np.int32)
         self._block_table = torch.from_numpy(self._table)
         self._tail_lengths = torch.from_numpy(self._ends)
@@ -63,9 +63,15 @@ class Batch:
             positions = (positions[:, None] + torch.arange(num_new, dtype=torch.int32)).flatten()
             last = self._rows * num_new + new_lengths - 1
         cache = CacheInputs(
-            arena=self._cache.arena, segments=self._segments, block_table=self._block_table,
-            tail_lengths=self._tail_lengths, new_lengths=new_lengths, work=self._work, work_count=self._work_count,
-            page_tokens=self._cache.ledger.page_tokens, page_base=self._cache.page_base,
+            arena=self._cache.arena,
+            segments=self._segments,
+            block_table=self._block_table,
+            tail_lengths=self._tail_lengths,
+            new_lengths=new_lengths,
+            work=self._work,
+            work_count=self._work_count,
+            page_tokens=self._cache.ledger.page_tokens,
+            page_base=self._cache.page_base,
         )
         return ExtendInputs(token_ids.flatten(), positions, last, cache, len(self.sequences))
 
@@ -78,5 +84,5 @@ class Batch:
         tail = self.sequences[b].tail
         assert tail is not None
         self._cache.grow(tail, int(self._ends[b]) + new)
-        self._table[b, :len(tail.pages)] = tail.pages
+        self._table[b, : len(tail.pages)] = tail.pages
         self._held[b] = len(tail.pages)

@@ -149,11 +149,19 @@ class Cache:
     def check_can_ever_fit(self, rows: int | None, tail_tokens: int) -> None:
         """Raises ``ValueError`` where even an empty cache has no room."""
         size = 0 if rows is None else self.ledger.segment_bytes(rows)
-        require(size <= self._segment_bytes, "prompt", f"{size} bytes of compact segment ({rows} rows)",
-                f"at most {self._segment_bytes}, the cache's room for segments: raise cache_bytes or the ratio")
-        require(self.ledger.pages(tail_tokens) <= self.num_pages, "max_tokens", f"a tail of {tail_tokens} tokens",
-                f"at most {self.num_pages * self.ledger.page_tokens}, the cache's room for tails: raise tail_tokens or "
-                "lower max_tokens")
+        require(
+            size <= self._segment_bytes,
+            "prompt",
+            f"{size} bytes of compact segment ({rows} rows)",
+            f"at most {self._segment_bytes}, the cache's room for segments: raise cache_bytes or the ratio",
+        )
+        require(
+            self.ledger.pages(tail_tokens) <= self.num_pages,
+            "max_tokens",
+            f"a tail of {tail_tokens} tokens",
+            f"at most {self.num_pages * self.ledger.page_tokens}, the cache's room for tails: raise tail_tokens or "
+            "lower max_tokens",
+        )
 
     # -- compact segments
 
@@ -166,9 +174,11 @@ class Cache:
         num_bytes = self.ledger.segment_bytes(rows)
         offset = self._free.take(num_bytes)
         if offset is None:
-            raise CacheFullError(f"cache full: a segment of {rows} rows needs {num_bytes} bytes in one piece, the "
-                                 f"largest free range has {self._free.largest} ({self._free.free_bytes} of "
-                                 f"{self._segment_bytes} bytes are free)")
+            raise CacheFullError(
+                f"cache full: a segment of {rows} rows needs {num_bytes} bytes in one piece, the "
+                f"largest free range has {self._free.largest} ({self._free.free_bytes} of "
+                f"{self._segment_bytes} bytes are free)"
+            )
         model, at = self.ledger.model, {}
         end = offset
         for name, size in self.ledger.slices(rows).items():
@@ -176,7 +186,9 @@ class Cache:
         row_type = getattr(torch, self.ledger.dtype.value)
         view = self._arena.view
         segment = Segment(
-            offset, num_bytes, rows,
+            offset,
+            num_bytes,
+            rows,
             k_rows=view(at["k_rows"], row_type, rows, model.head_dim),
             v_rows=view(at["v_rows"], row_type, rows, model.head_dim),
             head_offsets=view(at["head_offsets"], torch.int64, model.num_rows_per_token + 1),
@@ -216,8 +228,9 @@ class Cache:
         pages = self.ledger.pages(max_tokens)
         free = len(self._free_pages) - self._promised
         if pages > free:
-            raise CacheFullError(f"cache full: a tail of {max_tokens} tokens needs {pages} pages, {free} of "
-                                 f"{self.num_pages} are free")
+            raise CacheFullError(
+                f"cache full: a tail of {max_tokens} tokens needs {pages} pages, {free} of {self.num_pages} are free"
+            )
         self._promised += pages
         tail = Tail(pages)
         self._tails.add(tail)
@@ -304,6 +317,10 @@ def create_cache(config: EngineConfig, cache_bytes: int | None = None, tail_toke
     if tail_tokens is None:
         pages = max(1, min(pages, max(cache_bytes // 4, cache_bytes - prompts) // ledger.page_bytes))
     least = align(pages * ledger.page_bytes) + ledger.segment_bytes(model.num_rows_per_token)
-    require(cache_bytes >= least, "cache_bytes", cache_bytes,
-            f"at least {least}, {pages} tail pages of {ledger.page_bytes} bytes and a segment of one token")
+    require(
+        cache_bytes >= least,
+        "cache_bytes",
+        cache_bytes,
+        f"at least {least}, {pages} tail pages of {ledger.page_bytes} bytes and a segment of one token",
+    )
     return Cache(ledger, cache_bytes - align(pages * ledger.page_bytes), pages)

@@ -36,12 +36,12 @@ class Detokenizer:
         if self.stopped:
             return
         self._ids.extend(token_ids)
-        before = self._decode(self._ids[self._window:self._read])
-        after = self._decode(self._ids[self._window:])
+        before = self._decode(self._ids[self._window : self._read])
+        after = self._decode(self._ids[self._window :])
         if after.endswith(_INCOMPLETE) or len(after) <= len(before):
             return
         start = len(self.text)
-        self.text += after[len(before):]
+        self.text += after[len(before) :]
         self._window, self._read = self._read, len(self._ids)
         self._find_stop(start)
 
@@ -53,7 +53,7 @@ class Detokenizer:
         end = len(self.text)
         if not final and not self.stopped:
             end -= max((self._overlap(stop) for stop in self._stop), default=0)
-        text = self.text[self._given:end]
+        text = self.text[self._given : end]
         self._given = max(self._given, end)
         return text
 
@@ -61,10 +61,10 @@ class Detokenizer:
         """No more tokens: takes over what is whole in front of an incomplete character."""
         if self.stopped:
             return
-        before = self._decode(self._ids[self._window:self._read])
-        after = self._decode(self._ids[self._window:]).rstrip(_INCOMPLETE)
+        before = self._decode(self._ids[self._window : self._read])
+        after = self._decode(self._ids[self._window :]).rstrip(_INCOMPLETE)
         start = len(self.text)
-        self.text += after[len(before):]
+        self.text += after[len(before) :]
         self._window = self._read = len(self._ids)
         self._find_stop(start)
 
@@ -72,7 +72,7 @@ class Detokenizer:
         """Looks for the first stop text that ends behind character ``start``."""
         found = [at for stop in self._stop if (at := self.text.find(stop, max(0, start - len(stop) + 1))) >= 0]
         if found:
-            self.text = self.text[:min(found)]
+            self.text = self.text[: min(found)]
             self.stopped = True
 
     def _overlap(self, stop: str) -> int:

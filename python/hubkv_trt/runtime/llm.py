@@ -73,8 +73,12 @@ class LLM:
     """
 
     def __init__(
-        self, engine: str | os.PathLike[str] | Engine, *, cache_bytes: int | None = None,
-        tail_tokens: int | None = None, verify: bool = True,
+        self,
+        engine: str | os.PathLike[str] | Engine,
+        *,
+        cache_bytes: int | None = None,
+        tail_tokens: int | None = None,
+        verify: bool = True,
     ) -> None:
         if not isinstance(engine, Engine):
             engine = load_engine(engine, verify=verify)
@@ -90,9 +94,13 @@ class LLM:
     # -- public calls
 
     def generate(
-        self, prompts: Prompt | Seq[Prompt], sampling_params: SamplingParams | Seq[SamplingParams] | None = None, *,
+        self,
+        prompts: Prompt | Seq[Prompt],
+        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
         ratio: float | Seq[float | None] | None = None,
-        context: CompressedContext | Seq[CompressedContext | None] | None = None, chat: bool = False,
+        context: CompressedContext | Seq[CompressedContext | None] | None = None,
+        chat: bool = False,
     ) -> list[RequestOutput]:
         """Generates for one prompt or many; they run together.
 
@@ -116,9 +124,13 @@ class LLM:
         return _results(sequences)
 
     def stream(
-        self, prompts: Prompt | Seq[Prompt], sampling_params: SamplingParams | Seq[SamplingParams] | None = None, *,
+        self,
+        prompts: Prompt | Seq[Prompt],
+        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
         ratio: float | Seq[float | None] | None = None,
-        context: CompressedContext | Seq[CompressedContext | None] | None = None, chat: bool = False,
+        context: CompressedContext | Seq[CompressedContext | None] | None = None,
+        chat: bool = False,
     ) -> Iterator[Increment]:
         """As ``generate``, giving text as it appears.
 
@@ -180,7 +192,7 @@ class LLM:
             lengths = torch.tensor([len(s.token_ids) for s in sequences], dtype=torch.int32)
             tokens = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.int32)
             for row, sequence in zip(tokens, sequences, strict=True):
-                row[:len(sequence.token_ids)] = torch.from_numpy(sequence.token_ids)
+                row[: len(sequence.token_ids)] = torch.from_numpy(sequence.token_ids)
             return self._executor.extend(Batch(sequences, self.cache, self._executor.plan), tokens, lengths)
         if self._batch is None or self._batch.sequences != sequences:
             self._batch = Batch(sequences, self.cache, self._executor.plan)
@@ -253,7 +265,7 @@ class LLM:
                     text = sequence.detokenizer.take(final=sequence.finished)
                     if not text and not sequence.finished:
                         continue
-                    tokens, given[index] = sequence.output_ids[given[index]:], len(sequence.output_ids)
+                    tokens, given[index] = sequence.output_ids[given[index] :], len(sequence.output_ids)
                     if sequence.finished:
                         del live[index]
                     yield Increment(index, text, tokens, sequence.output() if sequence.finished else None)
@@ -281,8 +293,10 @@ def _results(sequences: list[Sequence]) -> list[RequestOutput]:
 
 def _create_executor(engine: Engine, cache: Cache) -> Executor:
     if engine.config.backend is not Backend.EAGER:
-        raise ValueError(f"backend: {engine.config.backend.value!r} cannot be run by this version: build the engine "
-                         "with --backend eager")
+        raise ValueError(
+            f"backend: {engine.config.backend.value!r} cannot be run by this version: build the engine "
+            "with --backend eager"
+        )
     from .executors.eager import EagerExecutor
 
     return EagerExecutor(engine.config, {**engine.weights, **engine.gate}, cache)

@@ -26,8 +26,10 @@ def peak_bytes() -> int:
 def available_bytes() -> int:
     """Bytes that a new allocation can take without swapping, within the limits of the control group."""
     free = _kib("/proc/meminfo", "MemAvailable:") * 1024
-    for limit, used in (("memory.max", "memory.current"),
-                        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
         try:
             room = int(Path("/sys/fs/cgroup", limit).read_text()) - int(Path("/sys/fs/cgroup", used).read_text())
         except (OSError, ValueError):  # no such control group, or its limit is "max"

@@ -122,8 +122,9 @@ class Encoder:
         array = np.asarray(values, dtype=np.int64)
         bad = np.flatnonzero((array < 0) | (array >= self._vocab_size))
         if bad.size:
-            raise ValueError(f"prompt: token {bad[0]}: id {array[bad[0]]} is not in the vocabulary, "
-                             f"0..{self._vocab_size - 1}")
+            raise ValueError(
+                f"prompt: token {bad[0]}: id {array[bad[0]]} is not in the vocabulary, 0..{self._vocab_size - 1}"
+            )
         return array.astype(np.int32)
 
 

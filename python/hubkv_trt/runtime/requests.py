@@ -54,9 +54,7 @@ class Requests:
                 raise error if len(prompts) == 1 else ValueError(f"prompts[{index}]: {error}") from None
         return sequences
 
-    def _request(
-        self, prompt: Any, params: Any, ratio: Any, context: Any, chat: bool, stream: bool
-    ) -> Sequence:
+    def _request(self, prompt: Any, params: Any, ratio: Any, context: Any, chat: bool, stream: bool) -> Sequence:
         require(isinstance(params, SamplingParams), "sampling_params", params, "a SamplingParams")
         if context is None:
             return self.prompt(self._encoder.prompt(prompt, chat), params, ratio, stream)
@@ -77,10 +75,15 @@ class Requests:
         if hubkv is None:
             require(not ratio, "ratio", ratio, "0: this engine was built without --hubkv and keeps every KV pair")
         ratio = (hubkv.ratio if hubkv else 0.0) if ratio is None else check_ratio(ratio)
-        require(num_tokens <= config.max_input_len, "prompt", f"{num_tokens} tokens",
-                f"at most {config.max_input_len}, the engine's max_input_len")
-        return self._sequence(token_ids, params, 0, stream, ratio=ratio,
-                              budget=budget(config.model, hubkv or KEEP_ALL, num_tokens, ratio))
+        require(
+            num_tokens <= config.max_input_len,
+            "prompt",
+            f"{num_tokens} tokens",
+            f"at most {config.max_input_len}, the engine's max_input_len",
+        )
+        return self._sequence(
+            token_ids, params, 0, stream, ratio=ratio, budget=budget(config.model, hubkv or KEEP_ALL, num_tokens, ratio)
+        )
 
     def _sequence(
         self, token_ids: np.ndarray, params: SamplingParams | None, context_tokens: int, stream: bool, **fields: Any
@@ -89,15 +92,26 @@ class Requests:
         room = model.max_position_embeddings - total
         max_tokens = 0
         if params is not None:
-            require(room >= 1, "prompt", f"{total} tokens",
-                    f"less than {model.max_position_embeddings}, the model's max_position_embeddings")
+            require(
+                room >= 1,
+                "prompt",
+                f"{total} tokens",
+                f"less than {model.max_position_embeddings}, the model's max_position_embeddings",
+            )
             max_tokens = min(params.max_tokens, room)
         end_ids = set(params.stop_token_ids) if params else set()
         if params and not params.ignore_eos:
             end_ids |= set(model.eos_token_ids)
         detokenizer = Detokenizer(self._tokenizer, params.stop if params else ())
-        sequence = Sequence(token_ids, params, max_tokens=max_tokens, end_ids=frozenset(end_ids),
-                            detokenizer=detokenizer, stream=stream, **fields)
+        sequence = Sequence(
+            token_ids,
+            params,
+            max_tokens=max_tokens,
+            end_ids=frozenset(end_ids),
+            detokenizer=detokenizer,
+            stream=stream,
+            **fields,
+        )
         self._cache.check_can_ever_fit(sequence.own_rows, sequence.tail_limit)
         return sequence
 

@@ -60,16 +60,18 @@ class SamplingParams:
         require(is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]")
         require(self.seed is None or is_int(self.seed), "seed", self.seed, "an integer or None")
         require(all(isinstance(s, str) and s for s in self.stop), "stop", self.stop, "texts that are not empty")
-        require(all(is_int(t) and t >= 0 for t in self.stop_token_ids), "stop_token_ids", self.stop_token_ids,
-                "token ids")
+        require(
+            all(is_int(t) and t >= 0 for t in self.stop_token_ids), "stop_token_ids", self.stop_token_ids, "token ids"
+        )
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
 
 
-def sample(logits: torch.Tensor, params: Sequence[SamplingParams],
-           generators: Sequence[random.Random]) -> tuple[torch.Tensor, torch.Tensor]:
+def sample(
+    logits: torch.Tensor, params: Sequence[SamplingParams], generators: Sequence[random.Random]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """One token for each sequence.
 
     Args:

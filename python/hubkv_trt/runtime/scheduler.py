@@ -99,5 +99,7 @@ class Scheduler:
     def _full(self, sequence: Sequence) -> CacheFullError:
         rows, ledger = sequence.own_rows, self._cache.ledger
         needed = (0 if rows is None else ledger.segment_bytes(rows)) + ledger.tail_bytes(sequence.tail_limit)
-        return CacheFullError(f"cache full: the request needs {needed} bytes; {self._cache.held_bytes} of "
-                              f"{self._cache.num_bytes} are held by open contexts: close some, or raise cache_bytes")
+        return CacheFullError(
+            f"cache full: the request needs {needed} bytes; {self._cache.held_bytes} of "
+            f"{self._cache.num_bytes} are held by open contexts: close some, or raise cache_bytes"
+        )

@@ -65,8 +65,16 @@ class Sequence:
     """
 
     def __init__(
-        self, token_ids: np.ndarray, params: SamplingParams | None, *, max_tokens: int, end_ids: frozenset[int],
-        detokenizer: Detokenizer, stream: bool, ratio: float, budget: Budget | None = None,
+        self,
+        token_ids: np.ndarray,
+        params: SamplingParams | None,
+        *,
+        max_tokens: int,
+        end_ids: frozenset[int],
+        detokenizer: Detokenizer,
+        stream: bool,
+        ratio: float,
+        budget: Budget | None = None,
         context: CompressedContext | None = None,
     ) -> None:
         self.token_ids = token_ids

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from ..config import DType, ModelConfig
 from ..models.gate import GATE_DIM
@@ -143,7 +143,7 @@ def save_gate(gate: Gate, path: str | os.PathLike[str], dtype: DType | None = No
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        save_file(tensors, temporary, metadata=metadata)
+        temporary.write_bytes(save(tensors, metadata=metadata))  # save_file would make it readable to its owner only
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -71,6 +71,7 @@ def collect_features(
                 os.replace(temporary, path)
             features.append(Features(found["hidden"], found["scores"], context.held_out, context.source))
             bar.update(context.num_scored)
+            bar.refresh()  # contexts read from files come faster than the bar shows by itself
     return features
 
 

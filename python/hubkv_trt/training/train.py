@@ -13,6 +13,7 @@ import torch
 
 from ..config import DType, require
 from ..graph.eager import EagerOps
+from ..graph.linear import pack_weights
 from ..models.checkpoint import demo_model_path, load_config, load_tokenizer, load_weights
 from ..models.decoder import Decoder
 from ..scorers.fastkvzip import Gate, gate_name, save_gate
@@ -70,7 +71,7 @@ def train_gate(job: TrainJob, progress: bool = True) -> TrainResult:
     texts = read_texts(job.texts)
     model, tokenizer = load_config(path), load_tokenizer(path)
     contexts = build_contexts(texts, tokenizer, job.tokens, job.context_tokens, job.held_out, job.facts, job.train.seed)
-    ops = EagerOps(load_weights(path, DType.FLOAT32, model=model), DType.FLOAT32)
+    ops = EagerOps(pack_weights(load_weights(path, DType.FLOAT32, model=model)), DType.FLOAT32)
     features = collect_features(
         Decoder(model), ops, contexts, repeat_prompts(tokenizer), work, gate_name(str(path)), progress
     )

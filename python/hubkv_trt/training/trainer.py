@@ -30,14 +30,14 @@ RATIOS = (0.5, 0.75, 0.9)
 class TrainOptions:
     """How to train. Defaults are those of the gate that comes with the package."""
 
-    steps: int = 2000  # at most
+    steps: int = 400  # at most; the learning rate falls over them
     minutes: float | None = None  # of training, at most; None: no limit
     batch_tokens: int = 1024
     learning_rate: float = 2e-3  # of AdamW, after a warm-up, on a cosine to a twentieth
     weight_decay: float = 0.1
     dropout: float = 0.1  # of attention inputs
     eval_every: int = 50
-    patience: int = 6  # evaluations without a better held-out loss before it stops
+    patience: int = 4  # evaluations without a better held-out loss before it stops
     num_sinks: int = 16
     seed: int = 0
 
@@ -164,7 +164,7 @@ class GateTrainer:
         index, self.order = self.order[: options.batch_tokens], self.order[options.batch_tokens :]
         x = self.hidden[index].transpose(0, 1).float()
         if options.dropout:
-            kept = torch.rand(x.shape, generator=self.generator) >= options.dropout
+            kept = torch.rand(x.shape[1:], generator=self.generator) >= options.dropout  # the same in all layers
             x = x * kept / (1 - options.dropout)
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate()

@@ -45,13 +45,16 @@ class EagerExecutor:
         ops.seconds.clear()
         ops.rows_into = (segment.k_rows, segment.v_rows)
         try:
-            outputs = self._decoder.prefill(ops, PrefillInputs(
-                input_ids=torch.from_numpy(token_ids),
-                positions=torch.arange(len(token_ids), dtype=torch.int32),
-                alpha=torch.tensor([alpha], dtype=torch.float32),
-                window=torch.tensor([window], dtype=torch.int32),
-                rows_per_group=budget.rows_per_group,
-            ))
+            outputs = self._decoder.prefill(
+                ops,
+                PrefillInputs(
+                    input_ids=torch.from_numpy(token_ids),
+                    positions=torch.arange(len(token_ids), dtype=torch.int32),
+                    alpha=torch.tensor([alpha], dtype=torch.float32),
+                    window=torch.tensor([window], dtype=torch.int32),
+                    rows_per_group=budget.rows_per_group,
+                ),
+            )
         finally:
             ops.rows_into = None
             if self._cache.ledger.dense_bytes(len(token_ids)) > _TRIM_BYTES:
@@ -66,18 +69,25 @@ class EagerExecutor:
     def plan(self, segments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As ``Executor.plan``."""
         capacity = segments.shape[0] * self._model.num_kv_heads + ITEMS_PER_THREAD * stages.num_threads()
-        return stages.plan(self._cache.arena, segments, self._model.num_layers, self._model.num_kv_heads, capacity,
-                           MIN_ROWS_PER_ITEM)
+        return stages.plan(
+            self._cache.arena, segments, self._model.num_layers, self._model.num_kv_heads, capacity, MIN_ROWS_PER_ITEM
+        )
 
     @torch.inference_mode()
-    def extend(
-        self, batch: Batch, token_ids: torch.Tensor, new_lengths: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def extend(self, batch: Batch, token_ids: torch.Tensor, new_lengths: torch.Tensor | None = None) -> torch.Tensor:
         """As ``Executor.extend``."""
         inputs = batch.inputs(token_ids, new_lengths)
         outputs = self._decoder.extend(self._ops, inputs)
         cache = inputs.cache
-        stages.append(outputs.k_new, outputs.v_new, cache.arena, cache.block_table, cache.tail_lengths,
-                      cache.new_lengths, cache.page_tokens, cache.page_base)
+        stages.append(
+            outputs.k_new,
+            outputs.v_new,
+            cache.arena,
+            cache.block_table,
+            cache.tail_lengths,
+            cache.new_lengths,
+            cache.page_tokens,
+            cache.page_base,
+        )
         batch.advance(cache.new_lengths)
         return outputs.logits

@@ -38,9 +38,7 @@ class Executor(Protocol):
         """The work list of attend for int64 [B, 4]: work int32 [L, capacity, 4], work_count int32 [L]."""
         ...
 
-    def extend(
-        self, batch: Batch, token_ids: torch.Tensor, new_lengths: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def extend(self, batch: Batch, token_ids: torch.Tensor, new_lengths: torch.Tensor | None = None) -> torch.Tensor:
         """New tokens int32 [B, Tq] (the first new_lengths int32 [B] of each row are real) into the tails.
 
         Returns:
