@@ -35,8 +35,9 @@ PARAMETERS = (5, 0.5, 0.5, 0.8, 1.2, 4)
 def test_a_window_outside_the_sequence_is_cut(window: int, cut: int) -> None:
     """Nothing on the host can refuse a value in device memory."""
     scores, alpha = torch.rand(2, 2, 100), torch.tensor([0.5])
-    wrong, right = (ops.refine(scores, alpha, torch.tensor([w], dtype=torch.int32), *PARAMETERS)[0]
-                    for w in (window, cut))
+    wrong, right = (
+        ops.refine(scores, alpha, torch.tensor([w], dtype=torch.int32), *PARAMETERS)[0] for w in (window, cut)
+    )
     assert torch.equal(wrong, right)
 
 

@@ -59,8 +59,14 @@ def test_sanitizers_find_nothing() -> None:
     done = run_under_asan(
         "-c",
         "import os, sys, pytest; os.environ['HUBKV_TEST_DEVICE'] = 'sanitized'; sys.exit(pytest.main(sys.argv[1:]))",
-        "-q", "-p", "no:cacheprovider", "-k", "equals_oracle and not every or alignment or strides or outside or pages",
-        HERE / "test_cuda_prefill.py", timeout=400)
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "equals_oracle and not every or alignment or strides or outside or pages",
+        HERE / "test_cuda_prefill.py",
+        timeout=400,
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
@@ -85,9 +91,14 @@ library.hubkv_select(_abi.CUDA, None, params, refined.ctypes.data, rows.ctypes.d
 
 def test_random_tables_are_never_a_fault() -> None:
     build("plain")
-    done = subprocess.run([sys.executable, HERE / "fuzz_tables.py", "0", "100", "emulated"], env={
-        **os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(HERE)])},
-        capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, HERE / "fuzz_tables.py", "0", "100", "emulated"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(HERE)])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, f"exit code {done.returncode}: {done.stdout[-300:]} {done.stderr[-3000:]}"
     assert done.stdout.endswith("done\n")
 

@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(kTHREADS) appendTokens(AppendArguments const a
         for (int64_t i = threadIdx.x; i < tokenVectors; i += kTHREADS)
         {
             int64_t const head = i / rowVectors;
-            char* const to
-                = page + (head * params.P + slot % params.P) * cache.rowBytes + (i - head * rowVectors) * kBYTES;
+            char* const to =
+                page + (head * params.P + slot % params.P) * cache.rowBytes + (i - head * rowVectors) * kBYTES;
             storeVector<kBYTES>(to, loadVector<kBYTES>(k + i * kBYTES));
             storeVector<kBYTES>(to + cache.valueOffset(), loadVector<kBYTES>(v + i * kBYTES));
         }
@@ -75,8 +75,7 @@ void appendCuda(void* cudaStream, hubkv_cache_params const& params, int64_t Tq, 
     int64_t const* arena, int32_t const* blockTable, int32_t const* tailLengths, int32_t const* newLengths)
 {
     uintptr_t const addresses = reinterpret_cast<uintptr_t>(kNew) | reinterpret_cast<uintptr_t>(vNew);
-    auto const kernel
-        = addresses % 16 == 0 ? appendTokens<16> : addresses % 4 == 0 ? appendTokens<4> : appendTokens<2>;
+    auto const kernel = addresses % 16 == 0 ? appendTokens<16> : addresses % 4 == 0 ? appendTokens<4> : appendTokens<2>;
     int64_t const blocks = std::min(params.L * params.B * Tq, kMAX_BLOCKS);
     AppendArguments const arguments{params, Tq, static_cast<char const*>(kNew), static_cast<char const*>(vNew), arena,
         blockTable, tailLengths, newLengths};

@@ -53,9 +53,9 @@ void checkLayers(char const* field, void const* const* layers, int64_t L, int64_
 } // namespace
 } // namespace hubkv
 
-extern "C" hubkv_status hubkv_compact(hubkv_device device, [[maybe_unused]] void* stream, hubkv_compact_params const* params,
-    void const* const* k, void const* const* v, int32_t const* positions, int64_t const* headOffsets, void* kRows,
-    void* vRows)
+extern "C" hubkv_status hubkv_compact(hubkv_device device, [[maybe_unused]] void* stream,
+    hubkv_compact_params const* params, void const* const* k, void const* const* v, int32_t const* positions,
+    int64_t const* headOffsets, void* kRows, void* vRows)
 {
     using namespace hubkv;
     return guard(

@@ -74,8 +74,7 @@ template <int kBYTES>
 __global__ void __launch_bounds__(kTHREADS) copyRows(CompactArguments const arguments)
 {
     int32_t const lane = laneOf(threadIdx.x);
-    int64_t const firstRow
-        = (static_cast<int64_t>(blockIdx.x) * kWARPS + threadIdx.x / kWARP_SIZE) * kWARP_SIZE;
+    int64_t const firstRow = (static_cast<int64_t>(blockIdx.x) * kWARPS + threadIdx.x / kWARP_SIZE) * kWARP_SIZE;
     if (firstRow >= arguments.K)
     {
         return;
@@ -153,8 +152,8 @@ __global__ void __launch_bounds__(kTHREADS) copyRows(CompactArguments const argu
 }
 
 //! The largest vector whose size divides all addresses and strides.
-int32_t vectorBytes(hubkv_compact_params const& params, void const* const* k, void const* const* v, void* kRows,
-    void* vRows)
+int32_t vectorBytes(
+    hubkv_compact_params const& params, void const* const* k, void const* const* v, void* kRows, void* vRows)
 {
     int64_t const element = elementBytes(params.dtype);
     uint64_t all = reinterpret_cast<uintptr_t>(kRows) | reinterpret_cast<uintptr_t>(vRows);

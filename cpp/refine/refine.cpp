@@ -67,8 +67,8 @@ hubkv_status hubkv_refine_workspace(hubkv_device device, hubkv_refine_params con
         });
 }
 
-hubkv_status hubkv_refine(hubkv_device device, [[maybe_unused]] void* stream, hubkv_refine_params const* params, float const* scores,
-    float const* alpha, int32_t const* window, float* refined, int64_t* nonFinite, void* workspace,
+hubkv_status hubkv_refine(hubkv_device device, [[maybe_unused]] void* stream, hubkv_refine_params const* params,
+    float const* scores, float const* alpha, int32_t const* window, float* refined, int64_t* nonFinite, void* workspace,
     int64_t workspaceBytes)
 {
     using namespace hubkv;

@@ -564,8 +564,8 @@ void refineCuda(void* cudaStream, hubkv_refine_params const& params, float const
         launch(refineScoresWide, gridFor("L * Hkv * T", tiles, 1), block, 0, stream, arguments);
         return;
     }
-    void (*const kernels[kMAX_REACH + 1])(RefineArguments)
-        = {refineScores<0>, refineScores<1>, refineScores<2>, refineScores<3>, refineScores<4>};
+    void (*const kernels[kMAX_REACH + 1])(RefineArguments) = {
+        refineScores<0>, refineScores<1>, refineScores<2>, refineScores<3>, refineScores<4>};
     int64_t const warps = arguments.heads * arguments.partsPerHead(kROWS * kREFINE_LANES);
     launch(kernels[arguments.reach], gridFor("L * Hkv * T", warps, kWARPS), block, 0, stream, arguments);
 }

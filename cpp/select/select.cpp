@@ -44,8 +44,7 @@ SelectWorkspace::SelectWorkspace(hubkv_select_params const& params)
 SelectCudaWorkspace::SelectCudaWorkspace(hubkv_select_params const& params)
     : tilesPerHead((params.T + 3 + kSELECT_TILE - 1) / kSELECT_TILE) // from any 16-byte boundary on
 {
-    int64_t const allTiles
-        = checkedProduct("workspace", checkedProduct("workspace", params.S, params.H), tilesPerHead);
+    int64_t const allTiles = checkedProduct("workspace", checkedProduct("workspace", params.S, params.H), tilesPerHead);
     int64_t const passes = checkedProduct("workspace", params.S, kSELECT_PASSES);
     WorkspaceCarver carver;
     histograms = carver.take<unsigned long long>(checkedProduct("workspace", passes, kSELECT_BINS));

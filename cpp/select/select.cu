@@ -19,8 +19,8 @@ namespace hubkv
 namespace
 {
 
-constexpr int32_t kTHREADS = 256;       // of countDigits
-constexpr int32_t kTILE_THREADS = 128;  // of countTiles and writeTiles, a warp per tile
+constexpr int32_t kTHREADS = 256;      // of countDigits
+constexpr int32_t kTILE_THREADS = 128; // of countTiles and writeTiles, a warp per tile
 constexpr int32_t kPLACE_THREADS = 1024;
 constexpr int32_t kBINS = kSELECT_BINS;
 constexpr int32_t kBLOCK_SCORES = 4096; // that a block of countDigits reads at a time
@@ -72,7 +72,7 @@ __device__ constexpr int32_t bitsOfPass(int32_t pass)
 __global__ void __launch_bounds__(kTHREADS) clearHistograms(uint4* histograms, int64_t count)
 {
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kTHREADS + threadIdx.x; i < count;
-         i += static_cast<int64_t>(gridDim.x) * kTHREADS)
+        i += static_cast<int64_t>(gridDim.x) * kTHREADS)
     {
         histograms[i] = make_uint4(0, 0, 0, 0);
     }
@@ -85,10 +85,9 @@ __device__ SelectRank nextRank(SelectArguments const& arguments, int64_t group, 
     __shared__ long long warpSums[kBLOCK / kWARP_SIZE];
     __shared__ SelectRank found;
     constexpr int32_t kEACH = kBINS / kBLOCK;
-    SelectRank const known
-        = pass == 0 ? SelectRank{0, 0, arguments.K} : arguments.ranks[group * kSELECT_PASSES + pass - 1];
-    unsigned long long const* const histogram
-        = arguments.histograms + (group * kSELECT_PASSES + pass) * kBINS;
+    SelectRank const known =
+        pass == 0 ? SelectRank{0, 0, arguments.K} : arguments.ranks[group * kSELECT_PASSES + pass - 1];
+    unsigned long long const* const histogram = arguments.histograms + (group * kSELECT_PASSES + pass) * kBINS;
     int32_t const highest = kBINS - 1 - kEACH * static_cast<int32_t>(threadIdx.x);
     long long counts[kEACH];
     long long sum = 0;
@@ -176,8 +175,7 @@ __global__ void __launch_bounds__(kTHREADS) countDigits(SelectArguments const ar
     float const* const scores = arguments.scores + group * count;
     int64_t const shifted = floatsPastBoundary(scores);
     constexpr int32_t kVECTORS = kBLOCK_SCORES / (4 * kTHREADS);
-    for (int64_t part = block * kBLOCK_SCORES - shifted; part < count;
-         part += arguments.blocksPerGroup * kBLOCK_SCORES)
+    for (int64_t part = block * kBLOCK_SCORES - shifted; part < count; part += arguments.blocksPerGroup * kBLOCK_SCORES)
     {
         if (part >= 0 && part + kBLOCK_SCORES <= count)
         {
@@ -285,8 +283,8 @@ __global__ void __launch_bounds__(kTILE_THREADS) countTiles(SelectArguments cons
         return;
     }
     Tile const tile(arguments, group, number);
-    uint32_t const count = warpSum(
-        tile.inside() ? countTile(tile, rank.digits, true) : countTile(tile, rank.digits, false));
+    uint32_t const count =
+        warpSum(tile.inside() ? countTile(tile, rank.digits, true) : countTile(tile, rank.digits, false));
     if (laneOf(threadIdx.x) == 0)
     {
         arguments.counts[group * tilesPerGroup + number] = count;

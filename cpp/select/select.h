@@ -71,8 +71,8 @@ struct SelectCudaWorkspace
     int64_t tilesPerHead;
     WorkspaceArray<unsigned long long> histograms; // [S, kSELECT_PASSES, kSELECT_BINS]
     WorkspaceArray<SelectRank> ranks;              // [S, kSELECT_PASSES]
-    WorkspaceArray<uint32_t> counts;               // [S, H, tilesPerHead] scores above the threshold, 65536 * those at it
-    WorkspaceArray<SelectTile> tiles;              // [S, H, tilesPerHead]
+    WorkspaceArray<uint32_t> counts;  // [S, H, tilesPerHead] scores above the threshold, 65536 * those at it
+    WorkspaceArray<SelectTile> tiles; // [S, H, tilesPerHead]
     int64_t bytes;
 };
 
