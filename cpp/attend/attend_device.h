@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a warp of attend does: it goes over rows of K and V, 16 bytes a lane, and keeps the softmax of a few queries
+// over them as a running maximum, sum and weighted sum of values.
+//
+// The lanes of a warp are cut into groups; a group reads whole rows, each lane the same columns of every row, and has a
+// softmax of its own until the end. Logits are in units of log 2, so that weights are powers of two.
+#pragma once
+
+#include "common/cache_view.h"
+#include "common/device.h"
+#include "common/dtype.h"
+
+#include <cstdint>
+
+namespace hubkv
+{
+
+constexpr float kLOG2_E = 1.44269504F;
+constexpr float kNO_LOGIT = -__builtin_inff();
+
+// ---- elements ----
+
+//! How 16 bytes become floats, and a float one element.
+template <typename T>
+struct Elements;
+
+template <>
+struct Elements<float>
+{
+    static constexpr int32_t kIN_VECTOR = 4;
+
+    static __device__ void widen(uint4 vector, float* values)
+    {
+        values[0] = __uint_as_float(vector.x);
+        values[1] = __uint_as_float(vector.y);
+        values[2] = __uint_as_float(vector.z);
+        values[3] = __uint_as_float(vector.w);
+    }
+    static __device__ float load(float const* address)
+    {
+        return *address;
+    }
+    static __device__ void store(float* address, float value)
+    {
+        *address = value;
+    }
+};
+
+template <>
+struct Elements<Float16>
+{
+    static constexpr int32_t kIN_VECTOR = 8;
+
+    static __device__ float one(uint32_t bits)
+    {
+        return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+    }
+    static __device__ void widen(uint4 vector, float* values)
+    {
+        uint32_t const words[4] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i)
+        {
+            values[2 * i] = one(words[i] & 0xffffu);
+            values[2 * i + 1] = one(words[i] >> 16);
+        }
+    }
+    static __device__ float load(Float16 const* address)
+    {
+        return one(address->bits);
+    }
+    static __device__ void store(Float16* address, float value)
+    {
+        address->bits = __half_as_ushort(__float2half_rn(value));
+    }
+};
+
+template <>
+struct Elements<BFloat16>
+{
+    static constexpr int32_t kIN_VECTOR = 8;
+
+    static __device__ void widen(uint4 vector, float* values)
+    {
+        uint32_t const words[4] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i)
+        {
+            values[2 * i] = __uint_as_float(words[i] << 16);
+            values[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+        }
+    }
+    static __device__ float load(BFloat16 const* address)
+    {
+        return __uint_as_float(static_cast<uint32_t>(address->bits) << 16);
+    }
+    static __device__ void store(BFloat16* address, float value)
+    {
+        address->bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
+    }
+};
+
+// ---- rows ----
+
+//! Rows 0..count-1 to attend to: at equal distances, or tail tokens in pages.
+struct AttendRows
+{
+    int64_t count;
+    char const* k; // of row 0; strides in bytes
+    char const* v;
+    int64_t kStride;
+    int64_t vStride;
+    float const* bias;        // [count] or null
+    int32_t const* pageTable; // of tail tokens, else null
+    int64_t firstToken;       // which tail token row 0 is
+    int32_t causalGroup;      // G where query n sees rows 0..n / G alone; 0: every query sees all rows
+};
+
+//! Finds tail tokens of one (layer, kv head).
+struct TailView
+{
+    CacheView const& cache;
+    int64_t layer;
+    int64_t head;
+};
+
+//! What to subtract from logits of this maximum: where all are -inf, 0 keeps -inf - maximum from being NaN.
+__device__ inline float shiftOf(float maximum)
+{
+    return maximum == kNO_LOGIT ? 0.F : maximum;
+}
+
+// ---- the softmax of kQUERIES queries over the rows that a group of lanes has seen ----
+
+//! kLANES lanes read a row, kVECTORS vectors each: vector c of a lane is vector c * kLANES + lane of the row. A lane whose
+//! vector lies past the row's end has zeros there.
+template <typename T, int32_t kLANES, int32_t kVECTORS, int32_t kQUERIES>
+class WarpSoftmax
+{
+public:
+    static constexpr int32_t kGROUPS = kWARP_SIZE / kLANES;
+    static constexpr int32_t kIN_VECTOR = Elements<T>::kIN_VECTOR;
+    static constexpr int32_t kCOLUMNS = kVECTORS * kIN_VECTOR; // of a lane
+    static constexpr int32_t kPADDED_DIM = kLANES * kCOLUMNS;  // >= D
+    static constexpr int32_t kROWS = kQUERIES * kVECTORS >= 8 ? 2 : 4; // of a group in a step
+    static constexpr int32_t kSTEP = kROWS * kGROUPS;
+
+    __device__ WarpSoftmax()
+    {
+#pragma unroll
+        for (int32_t n = 0; n < kQUERIES; ++n)
+        {
+            mMaximum[n] = kNO_LOGIT;
+            mSum[n] = 0.F;
+#pragma unroll
+            for (int32_t i = 0; i < kCOLUMNS; ++i)
+            {
+                mValues[n][i] = 0.F;
+            }
+        }
+    }
+
+    //! Where column d of a query lies in the shared memory that add() reads: a lane's fours of columns lie kLANES fours
+    //! apart, so that all lanes of a row read consecutive memory.
+    static __device__ int32_t queryColumn(int32_t d)
+    {
+        int32_t const vector = d / kIN_VECTOR;
+        int32_t const four = vector / kLANES * (kIN_VECTOR / 4) + d % kIN_VECTOR / 4;
+        return (four * kLANES + vector % kLANES) * 4 + d % 4;
+    }
+
+    //! Attends to the rows that step `slice` of every `slices` steps has. queries [kQUERIES, kPADDED_DIM] are shared,
+    //! scaled; firstQuery is the number of the first among the queries of its kv head. All lanes take part.
+    __device__ void add(
+        AttendRows const& rows, TailView const& tail, float const* queries, int32_t firstQuery, int32_t slice, int32_t slices)
+    {
+        int32_t const lane = laneOf(threadIdx.x);
+        int32_t const column = lane % kLANES;
+        int32_t const group = lane / kLANES;
+        int32_t const rowVectors = static_cast<int32_t>(tail.cache.rowBytes / 16);
+        for (int64_t first = static_cast<int64_t>(slice) * kSTEP; first < rows.count;
+             first += static_cast<int64_t>(slices) * kSTEP)
+        {
+            uint4 k[kROWS][kVECTORS];
+            uint4 v[kROWS][kVECTORS];
+            float logits[kROWS][kQUERIES];
+            float bias[kROWS];
+#pragma unroll
+            for (int32_t r = 0; r < kROWS; ++r)
+            {
+                int64_t const row = first + r * kGROUPS + group;
+                char const* kRow = nullptr;
+                char const* vRow = nullptr;
+                bias[r] = kNO_LOGIT;
+                if (row < rows.count)
+                {
+                    bias[r] = find(rows, tail, row, kRow, vRow);
+                }
+#pragma unroll
+                for (int32_t c = 0; c < kVECTORS; ++c)
+                {
+                    int32_t const vector = c * kLANES + column;
+                    k[r][c] = uint4{0, 0, 0, 0};
+                    v[r][c] = uint4{0, 0, 0, 0};
+                    if (kRow != nullptr && vector < rowVectors)
+                    {
+                        k[r][c] = loadVector<16>(kRow + vector * 16);
+                        v[r][c] = loadVector<16>(vRow + vector * 16);
+                    }
+                }
+            }
+            dots(k, queries + column * 4, logits);
+#pragma unroll
+            for (int32_t r = 0; r < kROWS; ++r)
+            {
+                // G tokens' worth of queries: row > query / G, without the division.
+                int64_t const seenFrom = (first + r * kGROUPS + group) * rows.causalGroup;
+#pragma unroll
+                for (int32_t n = 0; n < kQUERIES; ++n)
+                {
+                    logits[r][n] = seenFrom > firstQuery + n ? kNO_LOGIT : logits[r][n] + bias[r];
+                }
+            }
+            weigh(logits);
+#pragma unroll
+            for (int32_t r = 0; r < kROWS; ++r)
+            {
+#pragma unroll
+                for (int32_t c = 0; c < kVECTORS; ++c)
+                {
+                    float values[kIN_VECTOR];
+                    Elements<T>::widen(v[r][c], values);
+#pragma unroll
+                    for (int32_t n = 0; n < kQUERIES; ++n)
+                    {
+#pragma unroll
+                        for (int32_t i = 0; i < kIN_VECTOR; ++i)
+                        {
+                            float& sum = mValues[n][c * kIN_VECTOR + i];
+                            sum = fmaf(logits[r][n], values[i], sum);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    //! Merges the groups of the warp; all lanes have the result.
+    __device__ void mergeGroups()
+    {
+#pragma unroll
+        for (int32_t step = kLANES; step < kWARP_SIZE; step *= 2)
+        {
+#pragma unroll
+            for (int32_t n = 0; n < kQUERIES; ++n)
+            {
+                float const maximum = fmaxf(mMaximum[n], __shfl_xor_sync(kFULL_WARP, mMaximum[n], step));
+                float const weight = exp2f(mMaximum[n] - shiftOf(maximum));
+                mMaximum[n] = maximum;
+                float const sum = mSum[n] * weight;
+                mSum[n] = sum + __shfl_xor_sync(kFULL_WARP, sum, step);
+#pragma unroll
+                for (int32_t i = 0; i < kCOLUMNS; ++i)
+                {
+                    float const value = mValues[n][i] * weight;
+                    mValues[n][i] = value + __shfl_xor_sync(kFULL_WARP, value, step);
+                }
+            }
+        }
+    }
+
+    //! After mergeGroups(). maxima and sums [kQUERIES], values [kQUERIES, D].
+    __device__ void store(float* maxima, float* sums, float* values, int32_t D) const
+    {
+        int32_t const lane = laneOf(threadIdx.x);
+        if (lane >= kLANES)
+        {
+            return;
+        }
+#pragma unroll
+        for (int32_t n = 0; n < kQUERIES; ++n)
+        {
+            if (lane == 0)
+            {
+                maxima[n] = mMaximum[n];
+                sums[n] = mSum[n];
+            }
+#pragma unroll
+            for (int32_t c = 0; c < kVECTORS; ++c)
+            {
+                int32_t const d = (c * kLANES + lane) * kIN_VECTOR;
+                if (d < D)
+                {
+#pragma unroll
+                    for (int32_t i = 0; i < kIN_VECTOR; ++i)
+                    {
+                        values[n * D + d + i] = mValues[n][c * kIN_VECTOR + i];
+                    }
+                }
+            }
+        }
+    }
+
+private:
+    //! Addresses of a row, null where it has none, and its bias.
+    static __device__ float find(
+        AttendRows const& rows, TailView const& tail, int64_t row, char const*& kRow, char const*& vRow)
+    {
+        if (rows.pageTable == nullptr)
+        {
+            kRow = rows.k + row * rows.kStride;
+            vRow = rows.v + row * rows.vStride;
+            return rows.bias != nullptr ? rows.bias[row] * kLOG2_E : 0.F;
+        }
+        uint32_t const token = static_cast<uint32_t>(rows.firstToken + row); // < 2^31, as P
+        uint32_t const page = token / static_cast<uint32_t>(tail.cache.P);
+        uint32_t const slot = token - page * static_cast<uint32_t>(tail.cache.P);
+        char const* const keys = tail.cache.tailKeys(rows.pageTable, page, tail.layer, tail.head);
+        if (keys == nullptr)
+        {
+            return kNO_LOGIT;
+        }
+        kRow = keys + slot * tail.cache.rowBytes;
+        vRow = kRow + tail.cache.valueOffset();
+        return 0.F;
+    }
+
+    //! logits = q . k, in every lane of the group.
+    static __device__ void dots(
+        uint4 const (&k)[kROWS][kVECTORS], float const* queries, float (&logits)[kROWS][kQUERIES])
+    {
+        float keys[kROWS][kCOLUMNS];
+#pragma unroll
+        for (int32_t r = 0; r < kROWS; ++r)
+        {
+#pragma unroll
+            for (int32_t c = 0; c < kVECTORS; ++c)
+            {
+                Elements<T>::widen(k[r][c], keys[r] + c * kIN_VECTOR);
+            }
+        }
+#pragma unroll
+        for (int32_t n = 0; n < kQUERIES; ++n)
+        {
+#pragma unroll
+            for (int32_t four = 0; four < kCOLUMNS / 4; ++four)
+            {
+                float4 const q = loadFloats(queries + n * kPADDED_DIM + four * kLANES * 4);
+#pragma unroll
+                for (int32_t r = 0; r < kROWS; ++r)
+                {
+                    float const* const key = keys[r] + four * 4;
+                    float const before = four == 0 ? 0.F : logits[r][n];
+                    logits[r][n] = fmaf(q.w, key[3], fmaf(q.z, key[2], fmaf(q.y, key[1], fmaf(q.x, key[0], before))));
+                }
+            }
+        }
+#pragma unroll
+        for (int32_t step = kLANES / 2; step > 0; step /= 2)
+        {
+#pragma unroll
+            for (int32_t r = 0; r < kROWS; ++r)
+            {
+#pragma unroll
+                for (int32_t n = 0; n < kQUERIES; ++n)
+                {
+                    logits[r][n] += __shfl_xor_sync(kFULL_WARP, logits[r][n], step);
+                }
+            }
+        }
+    }
+
+    //! Turns logits into weights under the new maxima, and what was summed before along with them.
+    __device__ void weigh(float (&logits)[kROWS][kQUERIES])
+    {
+#pragma unroll
+        for (int32_t n = 0; n < kQUERIES; ++n)
+        {
+            float maximum = mMaximum[n];
+#pragma unroll
+            for (int32_t r = 0; r < kROWS; ++r)
+            {
+                maximum = fmaxf(maximum, logits[r][n]);
+            }
+            float const shift = shiftOf(maximum);
+            float const kept = exp2f(mMaximum[n] - shift);
+            mMaximum[n] = maximum;
+            mSum[n] *= kept;
+#pragma unroll
+            for (int32_t r = 0; r < kROWS; ++r)
+            {
+                logits[r][n] = exp2f(logits[r][n] - shift);
+                mSum[n] += logits[r][n];
+            }
+#pragma unroll
+            for (int32_t i = 0; i < kCOLUMNS; ++i)
+            {
+                mValues[n][i] *= kept;
+            }
+        }
+    }
+
+    float mMaximum[kQUERIES];
+    float mSum[kQUERIES];
+    float mValues[kQUERIES][kCOLUMNS];
+};
+
+} // namespace hubkv
