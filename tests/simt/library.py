@@ -39,6 +39,23 @@ def _locked() -> Iterator[None]:
         yield
 
 
+def make(*targets: str, options: tuple[str, ...] = ()) -> None:
+    """Builds targets of the emulator's CMake build; options ("-DHUBKV_PLUGIN=ON") are set there first, and stay.
+
+    Raises:
+        RuntimeError: they do not compile; the message is the compiler's.
+    """
+    with _locked():
+        if not (BUILD / "CMakeCache.txt").is_file():
+            generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+            always = ["-DHUBKV_SIMT=ON", "-DHUBKV_CUDA=OFF", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
+            always.append(f"-DPython3_EXECUTABLE={sys.executable}")  # whose wheels may have CUDA's headers
+            _run("cmake", *generator, "-S", ROOT, "-B", BUILD, *always)
+        if options:
+            _run("cmake", *options, BUILD)
+        _run("cmake", "--build", BUILD, "--target", *targets, "--parallel", "2")
+
+
 @functools.cache
 def build(mode: str, name: str = CORE) -> Path:
     """The library's file, made or brought up to date: the core, or the emulator's own fixtures.
@@ -48,13 +65,7 @@ def build(mode: str, name: str = CORE) -> Path:
     """
     if mode not in MODES:
         raise ValueError(f"mode: {mode!r} is not one of {', '.join(MODES)}")
-    with _locked():
-        if not (BUILD / "CMakeCache.txt").is_file():
-            generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-            options = ["-DHUBKV_SIMT=ON", "-DHUBKV_CUDA=OFF", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
-            options.append(f"-DPython3_EXECUTABLE={sys.executable}")  # whose wheels may have CUDA's headers
-            _run("cmake", *generator, "-S", ROOT, "-B", BUILD, *options)
-        _run("cmake", "--build", BUILD, "--target", f"{name}_{mode}", "--parallel", "2")
+    make(f"{name}_{mode}")
     return BUILD / "tests" / "simt" / f"lib{name}_{mode}.so"
 
 
