@@ -97,6 +97,12 @@ __device__ bool rowsOfBlock(AttendArguments const& arguments, CacheView const& c
     return true;
 }
 
+//! Bytes from one address to another, of two arrays.
+__device__ int64_t distance(void const* from, void const* to)
+{
+    return static_cast<int64_t>(reinterpret_cast<uintptr_t>(to) - reinterpret_cast<uintptr_t>(from));
+}
+
 //! The softmax of one warp's tile of queries over its share of the block's rows.
 template <typename Softmax>
 __device__ void addRows(AttendArguments const& arguments, CacheView const& cache, BlockRows const& block,
@@ -110,30 +116,29 @@ __device__ void addRows(AttendArguments const& arguments, CacheView const& cache
 #pragma unroll 1
     for (int32_t kind = 0; kind < 3; ++kind)
     {
-        AttendRows rows{0, nullptr, nullptr, cache.rowBytes, cache.rowBytes, nullptr, nullptr, 0, 0};
+        AttendRows rows{0, 0, 0, nullptr, nullptr, cache.rowBytes, 0, nullptr};
         if (kind == 0)
         {
-            rows.count = min(block.endCompact, compact.rows) - block.firstCompact;
-            rows.k = compact.k + block.firstCompact * cache.rowBytes;
-            rows.v = compact.v + block.firstCompact * cache.rowBytes;
+            rows.count = static_cast<int32_t>(max(int64_t{0}, min(block.endCompact, compact.rows) - block.firstCompact));
+            rows.keys = compact.k + block.firstCompact * cache.rowBytes;
+            rows.valueOffset = distance(compact.k, compact.v);
             rows.bias = compact.bias != nullptr ? compact.bias + block.firstCompact : nullptr;
         }
         else if (kind == 1)
         {
-            rows.count = block.endTail - block.firstTail;
-            rows.firstToken = block.firstTail;
+            rows.count = static_cast<int32_t>(block.endTail - block.firstTail);
+            rows.firstToken = static_cast<int32_t>(block.firstTail);
             rows.pageTable = arguments.arrays.blockTable + block.b * params.cache.maxPages;
+            rows.valueOffset = cache.valueOffset();
         }
         else
         {
-            int64_t const element = cache.rowBytes / params.cache.D;
             rows.count = block.newRows;
-            rows.kStride = params.kTokenStride * element;
-            rows.vStride = params.vTokenStride * element;
-            int64_t const first = block.head * cache.rowBytes;
-            rows.k = static_cast<char const*>(arguments.arrays.kNew) + block.b * params.Tq * rows.kStride + first;
-            rows.v = static_cast<char const*>(arguments.arrays.vNew) + block.b * params.Tq * rows.vStride + first;
             rows.causalGroup = arguments.group;
+            rows.stride = params.kTokenStride * (cache.rowBytes / params.cache.D);
+            rows.keys = static_cast<char const*>(arguments.arrays.kNew) + block.b * params.Tq * rows.stride
+                + block.head * cache.rowBytes;
+            rows.valueOffset = distance(arguments.arrays.kNew, arguments.arrays.vNew); // strides are equal
         }
         softmax.add(rows, tail, queries, firstQuery, slice, slices);
     }
@@ -505,7 +510,8 @@ void run(Stream stream, AttendCudaLayout const& layout, AttendArguments& argumen
     }
 }
 
-//! Rows are read by 16 bytes; new rows that do not lie so are copied to the workspace first.
+//! Rows are read by 16 bytes, keys and values at one stride; new rows that do not lie so are copied to the workspace
+//! first.
 void packNew(Stream stream, AttendCudaLayout const& layout, AttendArguments& arguments, void* workspace)
 {
     hubkv_attend_params& params = arguments.params;
@@ -513,7 +519,7 @@ void packNew(Stream stream, AttendCudaLayout const& layout, AttendArguments& arg
     uint64_t const all = reinterpret_cast<uintptr_t>(arguments.arrays.kNew)
         | reinterpret_cast<uintptr_t>(arguments.arrays.vNew) | static_cast<uint64_t>(params.kTokenStride * element)
         | static_cast<uint64_t>(params.vTokenStride * element);
-    if (all % kROW_ALIGNMENT == 0)
+    if (all % kROW_ALIGNMENT == 0 && params.kTokenStride == params.vTokenStride)
     {
         return;
     }

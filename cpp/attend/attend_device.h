@@ -106,15 +106,14 @@ struct Elements<BFloat16>
 //! Rows 0..count-1 to attend to: at equal distances, or tail tokens in pages.
 struct AttendRows
 {
-    int64_t count;
-    char const* k; // of row 0; strides in bytes
-    char const* v;
-    int64_t kStride;
-    int64_t vStride;
-    float const* bias;        // [count] or null
-    int32_t const* pageTable; // of tail tokens, else null
-    int64_t firstToken;       // which tail token row 0 is
+    int32_t count;
     int32_t causalGroup;      // G where query n sees rows 0..n / G alone; 0: every query sees all rows
+    int32_t firstToken;       // which tail token row 0 is
+    int32_t const* pageTable; // of tail tokens, else null
+    char const* keys;         // of row 0
+    int64_t stride;           // bytes from row to row
+    int64_t valueOffset;      // bytes from the key of a row to its value
+    float const* bias;        // [count] or null
 };
 
 //! Finds tail tokens of one (layer, kv head).
@@ -177,49 +176,57 @@ public:
     {
         int32_t const lane = laneOf(threadIdx.x);
         int32_t const column = lane % kLANES;
-        int32_t const group = lane / kLANES;
+        uint32_t const group = static_cast<uint32_t>(lane / kLANES);
         int32_t const rowVectors = static_cast<int32_t>(tail.cache.rowBytes / 16);
-        for (int64_t first = static_cast<int64_t>(slice) * kSTEP; first < rows.count;
-             first += static_cast<int64_t>(slices) * kSTEP)
+#pragma unroll 1
+        for (uint32_t first = static_cast<uint32_t>(slice * kSTEP); first < static_cast<uint32_t>(rows.count);
+             first += static_cast<uint32_t>(slices * kSTEP))
         {
+            char const* keys[kROWS];
+            float bias[kROWS];
+            find(rows, tail, first + group, keys, bias);
             uint4 k[kROWS][kVECTORS];
             uint4 v[kROWS][kVECTORS];
-            float logits[kROWS][kQUERIES];
-            float bias[kROWS];
 #pragma unroll
             for (int32_t r = 0; r < kROWS; ++r)
             {
-                int64_t const row = first + r * kGROUPS + group;
-                char const* kRow = nullptr;
-                char const* vRow = nullptr;
-                bias[r] = kNO_LOGIT;
-                if (row < rows.count)
-                {
-                    bias[r] = find(rows, tail, row, kRow, vRow);
-                }
 #pragma unroll
                 for (int32_t c = 0; c < kVECTORS; ++c)
                 {
                     int32_t const vector = c * kLANES + column;
                     k[r][c] = uint4{0, 0, 0, 0};
                     v[r][c] = uint4{0, 0, 0, 0};
-                    if (kRow != nullptr && vector < rowVectors)
+                    if (keys[r] != nullptr && vector < rowVectors)
                     {
-                        k[r][c] = loadVector<16>(kRow + vector * 16);
-                        v[r][c] = loadVector<16>(vRow + vector * 16);
+                        k[r][c] = loadReadOnly<16>(keys[r] + vector * 16);
+                        v[r][c] = loadReadOnly<16>(keys[r] + rows.valueOffset + vector * 16);
                     }
                 }
             }
-            dots(k, queries + column * 4, logits);
+            float logits[kROWS][kQUERIES];
+            // Never past 2^30 rows in truth; it keeps the compiler from holding all queries in registers.
+            dots(k, queries + column * 4 + (first >> 31), logits);
 #pragma unroll
             for (int32_t r = 0; r < kROWS; ++r)
             {
-                // G tokens' worth of queries: row > query / G, without the division.
-                int64_t const seenFrom = (first + r * kGROUPS + group) * rows.causalGroup;
 #pragma unroll
                 for (int32_t n = 0; n < kQUERIES; ++n)
                 {
-                    logits[r][n] = seenFrom > firstQuery + n ? kNO_LOGIT : logits[r][n] + bias[r];
+                    logits[r][n] += bias[r];
+                }
+            }
+            if (rows.causalGroup != 0)
+            {
+#pragma unroll
+                for (int32_t r = 0; r < kROWS; ++r)
+                {
+                    // row > query / G, without the division.
+                    uint32_t const seenFrom = (first + group + r * kGROUPS) * static_cast<uint32_t>(rows.causalGroup);
+#pragma unroll
+                    for (int32_t n = 0; n < kQUERIES; ++n)
+                    {
+                        logits[r][n] = seenFrom > static_cast<uint32_t>(firstQuery + n) ? kNO_LOGIT : logits[r][n];
+                    }
                 }
             }
             weigh(logits);
@@ -303,54 +310,61 @@ public:
     }
 
 private:
-    //! Addresses of a row, null where it has none, and its bias.
-    static __device__ float find(
-        AttendRows const& rows, TailView const& tail, int64_t row, char const*& kRow, char const*& vRow)
+    //! Addresses of rows first, first + kGROUPS, ..., null where there is none, and their bias.
+    static __device__ void find(
+        AttendRows const& rows, TailView const& tail, uint32_t first, char const* (&keys)[kROWS], float (&bias)[kROWS])
     {
+        uint32_t const count = static_cast<uint32_t>(rows.count);
         if (rows.pageTable == nullptr)
         {
-            kRow = rows.k + row * rows.kStride;
-            vRow = rows.v + row * rows.vStride;
-            return rows.bias != nullptr ? rows.bias[row] * kLOG2_E : 0.F;
+#pragma unroll
+            for (int32_t r = 0; r < kROWS; ++r)
+            {
+                // Past the end: the last row again, with no weight.
+                uint32_t const row = first + r * kGROUPS;
+                uint32_t const there = row < count ? row : count - 1;
+                keys[r] = rows.keys + there * rows.stride;
+                float const own = rows.bias != nullptr ? rows.bias[there] * kLOG2_E : 0.F;
+                bias[r] = row < count ? own : kNO_LOGIT;
+            }
+            return;
         }
-        uint32_t const token = static_cast<uint32_t>(rows.firstToken + row); // < 2^31, as P
-        uint32_t const page = token / static_cast<uint32_t>(tail.cache.P);
-        uint32_t const slot = token - page * static_cast<uint32_t>(tail.cache.P);
-        char const* const keys = tail.cache.tailKeys(rows.pageTable, page, tail.layer, tail.head);
-        if (keys == nullptr)
+        uint32_t const P = static_cast<uint32_t>(tail.cache.P);
+#pragma unroll
+        for (int32_t r = 0; r < kROWS; ++r)
         {
-            return kNO_LOGIT;
+            uint32_t const row = first + r * kGROUPS;
+            uint32_t const token = static_cast<uint32_t>(rows.firstToken) + row;
+            uint32_t const page = token / P;
+            char const* const head
+                = row < count ? tail.cache.tailKeys(rows.pageTable, page, tail.layer, tail.head) : nullptr;
+            keys[r] = head != nullptr ? head + (token - page * P) * rows.stride : nullptr;
+            bias[r] = head != nullptr ? 0.F : kNO_LOGIT;
         }
-        kRow = keys + slot * tail.cache.rowBytes;
-        vRow = kRow + tail.cache.valueOffset();
-        return 0.F;
     }
 
     //! logits = q . k, in every lane of the group.
     static __device__ void dots(
         uint4 const (&k)[kROWS][kVECTORS], float const* queries, float (&logits)[kROWS][kQUERIES])
     {
-        float keys[kROWS][kCOLUMNS];
+        constexpr int32_t kFOURS = kIN_VECTOR / 4;
 #pragma unroll
-        for (int32_t r = 0; r < kROWS; ++r)
+        for (int32_t four = 0; four < kCOLUMNS / 4; ++four)
         {
+            float keys[kROWS][kIN_VECTOR];
 #pragma unroll
-            for (int32_t c = 0; c < kVECTORS; ++c)
+            for (int32_t r = 0; r < kROWS; ++r)
             {
-                Elements<T>::widen(k[r][c], keys[r] + c * kIN_VECTOR);
+                Elements<T>::widen(k[r][four / kFOURS], keys[r]);
             }
-        }
 #pragma unroll
-        for (int32_t n = 0; n < kQUERIES; ++n)
-        {
-#pragma unroll
-            for (int32_t four = 0; four < kCOLUMNS / 4; ++four)
+            for (int32_t n = 0; n < kQUERIES; ++n)
             {
                 float4 const q = loadFloats(queries + n * kPADDED_DIM + four * kLANES * 4);
 #pragma unroll
                 for (int32_t r = 0; r < kROWS; ++r)
                 {
-                    float const* const key = keys[r] + four * 4;
+                    float const* const key = keys[r] + four % kFOURS * 4;
                     float const before = four == 0 ? 0.F : logits[r][n];
                     logits[r][n] = fmaf(q.w, key[3], fmaf(q.z, key[2], fmaf(q.y, key[1], fmaf(q.x, key[0], before))));
                 }

@@ -55,10 +55,29 @@ __device__ inline Vector<kBYTES> loadVector(void const* address)
     return *static_cast<Vector<kBYTES> const*>(address);
 }
 
+//! The same for data that nothing writes while the kernel runs, which the nearer caches may then hold. Also tells the
+//! compiler that an address which was itself read from memory is one of global memory.
+template <int kBYTES>
+__device__ inline Vector<kBYTES> loadReadOnly(void const* address)
+{
+    return __ldg(static_cast<Vector<kBYTES> const*>(address));
+}
+
 template <int kBYTES>
 __device__ inline void storeVector(void* address, Vector<kBYTES> value)
 {
     *static_cast<Vector<kBYTES>*>(address) = value;
+}
+
+//! The same address, known to the compiler as one of global memory. For addresses that a kernel makes from integers or
+//! gets from other lanes: their loads and stores would be generic ones.
+template <typename T>
+__device__ inline T* globalAddress(T* address)
+{
+#if defined(__CUDA_ARCH__)
+    __builtin_assume(__isGlobal(address));
+#endif
+    return address;
 }
 
 //! Four floats by one instruction; the address is aligned to 16 bytes.
