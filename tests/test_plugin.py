@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +19,10 @@ from hubkv_trt import reference
 from plugin import harness, registry
 from plugin.harness import Library, Tensor, log, tensor
 from ragged_cache import as_numpy, new_rows, random_cache
+from simt.library import ROOT, run_under_asan
 
+# An "asan" library loads only in a process that run_under_asan() starts.
+MODE = "asan" if os.environ.get("HUBKV_TEST_DEVICE") == "sanitized" else "plain"
 NAMES = list(registry.GOOD)
 ROW_TYPES = ["float32", "float16", "uint16"]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -43,6 +48,15 @@ def test_registry_finds_and_creates_every_plugin(in_registry: tuple[dict, str]) 
         for name, fields in seen["fields"].items()
     }
     assert listed == kinds
+
+
+def test_documented_fields_are_those_that_there_are(in_registry: tuple[dict, str]) -> None:
+    sections = (ROOT / "docs" / "plugin.md").read_text().split("\n### ")[1:]
+    documented = {}
+    for section in sections:
+        rows = [line for line in section.splitlines() if line.startswith("| field |")]
+        documented[section.split("\n", 1)[0]] = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert documented == {name: set(fields) for name, fields in in_registry[0]["fields"].items()}
 
 
 def test_registry_gets_null_for_bad_fields(in_registry: tuple[dict, str]) -> None:
@@ -75,7 +89,7 @@ def test_exports_and_dependencies() -> None:
 
 @pytest.fixture(scope="module")
 def plugins() -> Iterator[Library]:
-    library = Library(harness.emulated())
+    library = Library(harness.emulated(MODE))
     assert library.num_creators == len(NAMES)
     yield library
     library.close()
@@ -368,3 +382,43 @@ def test_core_without_cuda_answers_an_error() -> None:
     assert all((x == 7).all() for x in outputs)
     del plugin, context
     library.close()
+
+
+def test_sanitizers_find_nothing() -> None:
+    harness.emulated("asan")
+    done = run_under_asan(
+        "-c",
+        "import os, sys, pytest; os.environ['HUBKV_TEST_DEVICE'] = 'sanitized'; sys.exit(pytest.main(sys.argv[1:]))",
+        *(
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-k",
+            "not registry and not unloads and not documented and not exports and not sanitizers",
+        ),
+        *("--deselect", f"{__file__}::test_core_without_cuda_answers_an_error", __file__),
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert " passed" in done.stdout
+
+
+def test_sanitizers_would_find_something() -> None:
+    """refine, given less memory than its descriptions say."""
+    script = """
+import numpy as np
+from plugin import harness
+library = harness.Library(harness.emulated("asan"))
+plugin = library.make("HubKVRefine").reload()
+inputs = [np.zeros((1, 2, 4000), np.float32), np.zeros(1, np.float32), np.zeros(1, np.int32)]
+outputs = [np.zeros((1, 2, 4000), np.float32), np.zeros(1, np.int64)]
+described = [harness.describe(x) for x in inputs], [harness.describe(x) for x in outputs]
+assert plugin.shape_change(*described) == 0
+small = np.zeros(7999, np.float32)  # one value less
+outputs[0] = np.lib.stride_tricks.as_strided(small, (1, 2, 4000), (32000, 16000, 4))
+plugin.enqueue(inputs, outputs, 1 << 20)
+"""
+    harness.emulated("asan")
+    done = run_under_asan("-c", script)
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in done.stderr

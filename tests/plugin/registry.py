@@ -11,15 +11,7 @@ import sys
 from typing import Any
 
 import numpy as np
-import tensorrt_lean_bindings as trt
-import tensorrt_lean_libs  # noqa: F401 (loads the library that the bindings need)
 
-TYPES = {
-    np.dtype(np.int32): trt.PluginFieldType.INT32,
-    np.dtype(np.int64): trt.PluginFieldType.INT64,
-    np.dtype(np.float32): trt.PluginFieldType.FLOAT32,
-    np.dtype(np.float64): trt.PluginFieldType.FLOAT64,
-}
 INT, LONG, FLOAT, DOUBLE = np.int32, np.int64, np.float32, np.float64
 GOOD: dict[str, dict[str, Any]] = {
     "HubKVRefine": {
@@ -60,8 +52,11 @@ BAD_VALUES = [
 
 
 def collection(*fields: tuple[str, Any]) -> Any:
+    import tensorrt_lean_bindings as trt
+
+    types = trt.PluginFieldType.__members__
     return trt.PluginFieldCollection(
-        [trt.PluginField(n, v, TYPES[v.dtype]) if v is not None else trt.PluginField(n) for n, v in fields]
+        [trt.PluginField(n, v, types[v.dtype.name.upper()]) if v is not None else trt.PluginField(n) for n, v in fields]
     )
 
 
@@ -80,6 +75,9 @@ def refusals() -> list[tuple[str, str, list[tuple[str, Any]]]]:
 
 
 def main() -> None:
+    import tensorrt_lean_bindings as trt
+    import tensorrt_lean_libs  # noqa: F401 (loads the library that the bindings need)
+
     library, cycles = sys.argv[1], int(sys.argv[2])
     registry = trt.get_plugin_registry()
     phases = (trt.TensorRTPhase.BUILD, trt.TensorRTPhase.RUNTIME)
