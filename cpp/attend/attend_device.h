@@ -142,7 +142,7 @@ public:
     static constexpr int32_t kIN_VECTOR = Elements<T>::kIN_VECTOR;
     static constexpr int32_t kCOLUMNS = kVECTORS * kIN_VECTOR; // of a lane
     static constexpr int32_t kPADDED_DIM = kLANES * kCOLUMNS;  // >= D
-    static constexpr int32_t kROWS = kQUERIES * kVECTORS >= 8 ? 2 : 4; // of a group in a step
+    static constexpr int32_t kROWS = kVECTORS == 1 ? 4 : 2; // of a group in a step
     static constexpr int32_t kSTEP = kROWS * kGROUPS;
 
     __device__ WarpSoftmax()
