@@ -33,7 +33,7 @@ export TOKENIZERS_PARALLELISM := false
 demo: $(STAMPS)/package demo/engine/engine.json
 	@$(BIN)/python build_scripts/demo.py
 
-setup: $(STAMPS)/package $(STAMPS)/model $(STAMPS)/dev $(STAMPS)/nvidia
+setup: $(STAMPS)/package $(STAMPS)/model $(STAMPS)/dev $(STAMPS)/tensorrt
 
 test: setup lint
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
@@ -87,9 +87,9 @@ $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml | $(STAMPS)/package
 	@$(PIP) --no-build-isolation --editable '.[dev,eval]'
 	@touch $@
 
-# What the tests of kernels and plugins take from NVIDIA's and others' wheels: CUDA's headers, TensorRT's headers (in
-# kernel-lens), and TensorRT's lean runtime, whose plugin registry needs no GPU. None of it is needed to run the package.
-$(STAMPS)/nvidia: $(STAMPS)/venv constraints.txt
-	@echo "== getting headers of CUDA and TensorRT, and TensorRT's plugin registry"
-	@$(PIP) --no-deps kernel-lens tensorrt-lean-cu13-libs tensorrt-lean-cu13-bindings nvidia-cuda-runtime nvidia-cuda-crt
+# For the tests of the plugins: TensorRT's headers (in kernel-lens), and its lean runtime, whose plugin registry needs no
+# GPU. None of it is needed to run the package.
+$(STAMPS)/tensorrt: $(STAMPS)/venv constraints.txt
+	@echo "== getting TensorRT's headers and plugin registry"
+	@$(PIP) --no-deps kernel-lens tensorrt-lean-cu13-libs tensorrt-lean-cu13-bindings
 	@touch $@

@@ -5,18 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
-import torch
 
 import test_attend
 import test_plan
-from hubkv_trt import ops
 from on_device import DEVICES_AND_RACES, on, taken_from
-from ragged_cache import new_rows, random_cache
 
 # Many examples, or large ones: test_cuda_attend_large.py runs them without the race detector.
-LARGE = ("test_equals_oracle_on_anything", "test_equals_oracle_however_rows_are_cut", "test_equals_oracle_for_every_group")
+LARGE = (
+    "test_equals_oracle_on_anything", "test_equals_oracle_however_rows_are_cut", "test_equals_oracle_for_every_group",
+)
 globals().update(taken_from(test_plan, test_attend, without=(*LARGE, "test_permuted_batch_and_threads_change_no_bit")))
 del test_plan
 

@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(kTHREADS) appendTokens(AppendArguments const a
             int64_t const head = i / rowVectors;
             char* const to =
                 page + (head * params.P + slot % params.P) * cache.rowBytes + (i - head * rowVectors) * kBYTES;
-            storeVector<kBYTES>(to, loadVector<kBYTES>(k + i * kBYTES));
-            storeVector<kBYTES>(to + cache.valueOffset(), loadVector<kBYTES>(v + i * kBYTES));
+            storeVector<kBYTES>(globalAddress(to), loadVector<kBYTES>(k + i * kBYTES));
+            storeVector<kBYTES>(globalAddress(to + cache.valueOffset()), loadVector<kBYTES>(v + i * kBYTES));
         }
     }
 }

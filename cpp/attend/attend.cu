@@ -146,7 +146,7 @@ __device__ void addRows(AttendArguments const& arguments, CacheView const& cache
 
 //! kLANES, kVECTORS: see WarpSoftmax. kQUERIES: of a tile, which a warp takes.
 template <typename T, int32_t kLANES, int32_t kVECTORS, int32_t kQUERIES>
-__global__ void __launch_bounds__(kTHREADS) attendRows(AttendArguments const arguments)
+__global__ void __launch_bounds__(kTHREADS, kVECTORS * kQUERIES <= 2 ? 4 : 3) attendRows(AttendArguments const arguments)
 {
     using Softmax = WarpSoftmax<T, kLANES, kVECTORS, kQUERIES>;
     HUBKV_DYNAMIC_SHARED(float, shared); // queries, later the softmaxes of the warps
@@ -208,11 +208,10 @@ __global__ void __launch_bounds__(kTHREADS) attendRows(AttendArguments const arg
     for (int32_t n = warp; first + n <= last; n += kWARPS)
     {
         // The warps of slice 0, 1, ... that had this query, in this order.
-        int32_t const entry = n / kQUERIES * kQUERIES + n % kQUERIES;
         float maximum = kNO_LOGIT;
         for (int32_t slice = 0; slice < slices; ++slice)
         {
-            maximum = fmaxf(maximum, maxima[slice * blockQueries + entry]);
+            maximum = fmaxf(maximum, maxima[slice * blockQueries + n]);
         }
         float weights[kWARPS];
         float sum = 0.F;
@@ -222,8 +221,8 @@ __global__ void __launch_bounds__(kTHREADS) attendRows(AttendArguments const arg
             weights[slice] = 0.F;
             if (slice < slices)
             {
-                weights[slice] = exp2f(maxima[slice * blockQueries + entry] - shiftOf(maximum));
-                sum = fmaf(weights[slice], sums[slice * blockQueries + entry], sum);
+                weights[slice] = exp2f(maxima[slice * blockQueries + n] - shiftOf(maximum));
+                sum = fmaf(weights[slice], sums[slice * blockQueries + n], sum);
             }
         }
         int32_t const query = first + n;
@@ -250,9 +249,13 @@ __global__ void __launch_bounds__(kTHREADS) attendRows(AttendArguments const arg
         for (int32_t d = laneOf(threadIdx.x); d < D; d += kWARP_SIZE)
         {
             float value = 0.F;
-            for (int32_t slice = 0; slice < slices; ++slice)
+#pragma unroll
+            for (int32_t slice = 0; slice < kWARPS; ++slice)
             {
-                value = fmaf(weights[slice], values[(slice * blockQueries + entry) * D + d], value);
+                if (slice < slices)
+                {
+                    value = fmaf(weights[slice], values[(slice * blockQueries + n) * D + d], value);
+                }
             }
             if (slot != nullptr)
             {
@@ -463,9 +466,7 @@ RowsKernel kernelFor(int64_t queries)
     {
     case 1: return {attendRows<T, kLANES, kVECTORS, 1>, 1, kPADDED_DIM};
     case 2: return {attendRows<T, kLANES, kVECTORS, 2>, 2, kPADDED_DIM};
-    case 3:
-    case 4: return {attendRows<T, kLANES, kVECTORS, 4>, 4, kPADDED_DIM};
-    default: return {attendRows<T, kLANES, kVECTORS, 8>, 8, kPADDED_DIM};
+    default: return {attendRows<T, kLANES, kVECTORS, 4>, 4, kPADDED_DIM};
     }
 }
 

@@ -142,16 +142,17 @@ public:
     static constexpr int32_t kIN_VECTOR = Elements<T>::kIN_VECTOR;
     static constexpr int32_t kCOLUMNS = kVECTORS * kIN_VECTOR; // of a lane
     static constexpr int32_t kPADDED_DIM = kLANES * kCOLUMNS;  // >= D
-    static constexpr int32_t kROWS = kQUERIES * kVECTORS >= 8 ? 2 : 4; // of a group in a step
+    static constexpr int32_t kROWS = kVECTORS == 1 && kQUERIES * 4 <= kLANES ? 4 : 2; // of a group in a step
     static constexpr int32_t kSTEP = kROWS * kGROUPS;
+    static constexpr int32_t kLOGITS = kQUERIES * kROWS; // of a group in a step
+    static constexpr int32_t kREPEATS = kLANES / kLOGITS;
+    static_assert(kREPEATS >= 1, "a lane has one logit");
 
     __device__ WarpSoftmax()
     {
 #pragma unroll
         for (int32_t n = 0; n < kQUERIES; ++n)
         {
-            mMaximum[n] = kNO_LOGIT;
-            mSum[n] = 0.F;
 #pragma unroll
             for (int32_t i = 0; i < kCOLUMNS; ++i)
             {
@@ -177,14 +178,15 @@ public:
         int32_t const lane = laneOf(threadIdx.x);
         int32_t const column = lane % kLANES;
         uint32_t const group = static_cast<uint32_t>(lane / kLANES);
+        int32_t const ownRow = column / kREPEATS % kROWS; // of this lane's logit
+        int32_t const ownQuery = column / kREPEATS / kROWS;
         int32_t const rowVectors = static_cast<int32_t>(tail.cache.rowBytes / 16);
 #pragma unroll 1
         for (uint32_t first = static_cast<uint32_t>(slice * kSTEP); first < static_cast<uint32_t>(rows.count);
              first += static_cast<uint32_t>(slices * kSTEP))
         {
             char const* keys[kROWS];
-            float bias[kROWS];
-            find(rows, tail, first + group, keys, bias);
+            find(rows, tail, first + group, keys);
             uint4 k[kROWS][kVECTORS];
             uint4 v[kROWS][kVECTORS];
 #pragma unroll
@@ -203,36 +205,31 @@ public:
                     }
                 }
             }
-            float logits[kROWS][kQUERIES];
-            // Never past 2^30 rows in truth; it keeps the compiler from holding all queries in registers.
-            dots(k, queries + column * 4 + (first >> 31), logits);
+            // Never past 2^31 rows in truth; it keeps the compiler from holding all queries in registers.
+            float logit = dots(k, queries + column * 4 + (first >> 31));
+            uint32_t const row = first + group + static_cast<uint32_t>(ownRow) * kGROUPS;
+            bool seen = row < static_cast<uint32_t>(rows.count);
 #pragma unroll
             for (int32_t r = 0; r < kROWS; ++r)
             {
+                seen = seen && (r != ownRow || keys[r] != nullptr);
+            }
+            // A row past the query's token: row > query / G, without the division.
+            seen = seen && row * static_cast<uint32_t>(rows.causalGroup) <= static_cast<uint32_t>(firstQuery + ownQuery);
+            if (seen && rows.bias != nullptr)
+            {
+                logit = fmaf(rows.bias[row], kLOG2_E, logit);
+            }
+            float const weight = weigh(seen ? logit : kNO_LOGIT);
+#pragma unroll
+            for (int32_t r = 0; r < kROWS; ++r)
+            {
+                float weights[kQUERIES];
 #pragma unroll
                 for (int32_t n = 0; n < kQUERIES; ++n)
                 {
-                    logits[r][n] += bias[r];
+                    weights[n] = __shfl_sync(kFULL_WARP, weight, (n * kROWS + r) * kREPEATS, kLANES);
                 }
-            }
-            if (rows.causalGroup != 0)
-            {
-#pragma unroll
-                for (int32_t r = 0; r < kROWS; ++r)
-                {
-                    // row > query / G, without the division.
-                    uint32_t const seenFrom = (first + group + r * kGROUPS) * static_cast<uint32_t>(rows.causalGroup);
-#pragma unroll
-                    for (int32_t n = 0; n < kQUERIES; ++n)
-                    {
-                        logits[r][n] = seenFrom > static_cast<uint32_t>(firstQuery + n) ? kNO_LOGIT : logits[r][n];
-                    }
-                }
-            }
-            weigh(logits);
-#pragma unroll
-            for (int32_t r = 0; r < kROWS; ++r)
-            {
 #pragma unroll
                 for (int32_t c = 0; c < kVECTORS; ++c)
                 {
@@ -245,7 +242,7 @@ public:
                         for (int32_t i = 0; i < kIN_VECTOR; ++i)
                         {
                             float& sum = mValues[n][c * kIN_VECTOR + i];
-                            sum = fmaf(logits[r][n], values[i], sum);
+                            sum = fmaf(weights[n], values[i], sum);
                         }
                     }
                 }
@@ -256,6 +253,18 @@ public:
     //! Merges the groups of the warp; all lanes have the result.
     __device__ void mergeGroups()
     {
+        float sum = mOwnSum;
+#pragma unroll
+        for (int32_t step = kREPEATS; step < kREPEATS * kROWS; step *= 2)
+        {
+            sum += __shfl_xor_sync(kFULL_WARP, sum, step);
+        }
+#pragma unroll
+        for (int32_t n = 0; n < kQUERIES; ++n)
+        {
+            mMaximum[n] = __shfl_sync(kFULL_WARP, mOwnMaximum, n * kROWS * kREPEATS, kLANES);
+            mSum[n] = __shfl_sync(kFULL_WARP, sum, n * kROWS * kREPEATS, kLANES);
+        }
 #pragma unroll
         for (int32_t step = kLANES; step < kWARP_SIZE; step *= 2)
         {
@@ -265,8 +274,8 @@ public:
                 float const maximum = fmaxf(mMaximum[n], __shfl_xor_sync(kFULL_WARP, mMaximum[n], step));
                 float const weight = exp2f(mMaximum[n] - shiftOf(maximum));
                 mMaximum[n] = maximum;
-                float const sum = mSum[n] * weight;
-                mSum[n] = sum + __shfl_xor_sync(kFULL_WARP, sum, step);
+                float const ofGroup = mSum[n] * weight;
+                mSum[n] = ofGroup + __shfl_xor_sync(kFULL_WARP, ofGroup, step);
 #pragma unroll
                 for (int32_t i = 0; i < kCOLUMNS; ++i)
                 {
@@ -310,22 +319,17 @@ public:
     }
 
 private:
-    //! Addresses of rows first, first + kGROUPS, ..., null where there is none, and their bias.
+    //! Addresses of rows first, first + kGROUPS, ...: null where a tail token has no page; past the end, some row again.
     static __device__ void find(
-        AttendRows const& rows, TailView const& tail, uint32_t first, char const* (&keys)[kROWS], float (&bias)[kROWS])
+        AttendRows const& rows, TailView const& tail, uint32_t first, char const* (&keys)[kROWS])
     {
-        uint32_t const count = static_cast<uint32_t>(rows.count);
+        uint32_t const last = static_cast<uint32_t>(rows.count) - 1;
         if (rows.pageTable == nullptr)
         {
 #pragma unroll
             for (int32_t r = 0; r < kROWS; ++r)
             {
-                // Past the end: the last row again, with no weight.
-                uint32_t const row = first + r * kGROUPS;
-                uint32_t const there = row < count ? row : count - 1;
-                keys[r] = rows.keys + there * rows.stride;
-                float const own = rows.bias != nullptr ? rows.bias[there] * kLOG2_E : 0.F;
-                bias[r] = row < count ? own : kNO_LOGIT;
+                keys[r] = rows.keys + min(first + r * kGROUPS, last) * rows.stride;
             }
             return;
         }
@@ -333,20 +337,17 @@ private:
 #pragma unroll
         for (int32_t r = 0; r < kROWS; ++r)
         {
-            uint32_t const row = first + r * kGROUPS;
-            uint32_t const token = static_cast<uint32_t>(rows.firstToken) + row;
+            uint32_t const token = static_cast<uint32_t>(rows.firstToken) + min(first + r * kGROUPS, last);
             uint32_t const page = token / P;
-            char const* const head
-                = row < count ? tail.cache.tailKeys(rows.pageTable, page, tail.layer, tail.head) : nullptr;
+            char const* const head = tail.cache.tailKeys(rows.pageTable, page, tail.layer, tail.head);
             keys[r] = head != nullptr ? head + (token - page * P) * rows.stride : nullptr;
-            bias[r] = head != nullptr ? 0.F : kNO_LOGIT;
         }
     }
 
-    //! logits = q . k, in every lane of the group.
-    static __device__ void dots(
-        uint4 const (&k)[kROWS][kVECTORS], float const* queries, float (&logits)[kROWS][kQUERIES])
+    //! q . k of this lane's own query and row.
+    static __device__ float dots(uint4 const (&k)[kROWS][kVECTORS], float const* queries)
     {
+        float logits[kLOGITS]; // [kQUERIES, kROWS], of this lane's columns
         constexpr int32_t kFOURS = kIN_VECTOR / 4;
 #pragma unroll
         for (int32_t four = 0; four < kCOLUMNS / 4; ++four)
@@ -365,56 +366,70 @@ private:
                 for (int32_t r = 0; r < kROWS; ++r)
                 {
                     float const* const key = keys[r] + four % kFOURS * 4;
-                    float const before = four == 0 ? 0.F : logits[r][n];
-                    logits[r][n] = fmaf(q.w, key[3], fmaf(q.z, key[2], fmaf(q.y, key[1], fmaf(q.x, key[0], before))));
+                    float& logit = logits[n * kROWS + r];
+                    float const before = four == 0 ? 0.F : logit;
+                    logit = fmaf(q.w, key[3], fmaf(q.z, key[2], fmaf(q.y, key[1], fmaf(q.x, key[0], before))));
                 }
             }
         }
+        // Lanes add up in pairs, and each of a pair goes on with one half of the logits.
+        int32_t const lane = laneOf(threadIdx.x);
+        int32_t count = kLOGITS;
 #pragma unroll
         for (int32_t step = kLANES / 2; step > 0; step /= 2)
         {
-#pragma unroll
-            for (int32_t r = 0; r < kROWS; ++r)
+            if (count == 1)
             {
+                logits[0] += __shfl_xor_sync(kFULL_WARP, logits[0], step);
+                continue;
+            }
+            count /= 2;
+            bool const upper = (lane & step) != 0;
 #pragma unroll
-                for (int32_t n = 0; n < kQUERIES; ++n)
+            for (int32_t i = 0; i < kLOGITS / 2; ++i)
+            {
+                if (i < count)
                 {
-                    logits[r][n] += __shfl_xor_sync(kFULL_WARP, logits[r][n], step);
+                    float const given = upper ? logits[i] : logits[i + count];
+                    float const kept = upper ? logits[i + count] : logits[i];
+                    logits[i] = kept + __shfl_xor_sync(kFULL_WARP, given, step);
                 }
             }
         }
+        return logits[0];
     }
 
-    //! Turns logits into weights under the new maxima, and what was summed before along with them.
-    __device__ void weigh(float (&logits)[kROWS][kQUERIES])
+    //! Turns this lane's logit into a weight under the new maximum of its query, and what was summed before along with it.
+    __device__ float weigh(float logit)
     {
+        float maximum = fmaxf(mOwnMaximum, logit);
+#pragma unroll
+        for (int32_t step = kREPEATS; step < kREPEATS * kROWS; step *= 2)
+        {
+            maximum = fmaxf(maximum, __shfl_xor_sync(kFULL_WARP, maximum, step));
+        }
+        float const shift = shiftOf(maximum);
+        float const kept = exp2f(mOwnMaximum - shift);
+        float const weight = exp2f(logit - shift);
+        mOwnMaximum = maximum;
+        mOwnSum = fmaf(mOwnSum, kept, weight);
 #pragma unroll
         for (int32_t n = 0; n < kQUERIES; ++n)
         {
-            float maximum = mMaximum[n];
-#pragma unroll
-            for (int32_t r = 0; r < kROWS; ++r)
-            {
-                maximum = fmaxf(maximum, logits[r][n]);
-            }
-            float const shift = shiftOf(maximum);
-            float const kept = exp2f(mMaximum[n] - shift);
-            mMaximum[n] = maximum;
-            mSum[n] *= kept;
-#pragma unroll
-            for (int32_t r = 0; r < kROWS; ++r)
-            {
-                logits[r][n] = exp2f(logits[r][n] - shift);
-                mSum[n] += logits[r][n];
-            }
+            float const keptOfQuery = __shfl_sync(kFULL_WARP, kept, n * kROWS * kREPEATS, kLANES);
 #pragma unroll
             for (int32_t i = 0; i < kCOLUMNS; ++i)
             {
-                mValues[n][i] *= kept;
+                mValues[n][i] *= keptOfQuery;
             }
         }
+        return weight;
     }
 
+    // While rows come in: of this lane's own query, all rows of the group (maximum), this lane's rows (sum).
+    float mOwnMaximum = kNO_LOGIT;
+    float mOwnSum = 0.F;
+    // After mergeGroups().
     float mMaximum[kQUERIES];
     float mSum[kQUERIES];
     float mValues[kQUERIES][kCOLUMNS];

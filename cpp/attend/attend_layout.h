@@ -15,8 +15,8 @@ namespace hubkv
 //! Where things lie in the workspace of the CUDA attend; the one source of its size. The parameters are checked.
 //!
 //! Up to kSPLIT_QUERIES queries per kv head (G * Tq), the rows of a head are shared out: a block takes a work item or a
-//! piece of a tail for all queries, and the parts are merged by a second kernel. Beyond, queries are shared out: a block
-//! takes kSPLIT_QUERIES of them over all rows of their head, and nothing is kept between.
+//! piece of a tail, and the parts are merged by a second kernel. Beyond, queries are shared out: a block takes some of
+//! them over all rows of their head, and nothing is kept between.
 struct AttendCudaLayout
 {
     static constexpr int64_t kSPLIT_QUERIES = 32;

@@ -86,9 +86,10 @@ __device__ inline float4 loadFloats(float const* address)
     return *reinterpret_cast<float4 const*>(address);
 }
 
+//! To global memory. Through L2, as every store: named, because the compiler may take a plain store of four floats apart.
 __device__ inline void storeFloats(float* address, float4 value)
 {
-    *reinterpret_cast<float4*>(address) = value;
+    __stcg(reinterpret_cast<float4*>(address), value);
 }
 
 //! Floats between the 16-byte boundary at or before the address and the address: 0..3.

@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(kTHREADS) copyRows(CompactArguments const argu
             written[i] = first + i < rowVectors && (present >> source & 1u) != 0;
             if (written[i] && kFrom != nullptr)
             {
-                kVectors[i] = loadVector<kBYTES>(kFrom + column * kBYTES);
-                vVectors[i] = loadVector<kBYTES>(vFrom + column * kBYTES);
+                kVectors[i] = loadVector<kBYTES>(globalAddress(kFrom + column * kBYTES));
+                vVectors[i] = loadVector<kBYTES>(globalAddress(vFrom + column * kBYTES));
             }
             source += rowStep;
             column += columnStep;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the kernels of refine are given.
+// What the kernels of refine share: their arguments, how a warp reads scores, the formula. Included by refine.cu alone.
 #pragma once
 
 #include "common/device.h"
@@ -88,4 +88,82 @@ struct RefineArguments
     float* beta;               // [L*Hkv]
 };
 
+namespace
+{
+
+constexpr int32_t kTHREADS = 256;
+constexpr int32_t kWARPS = kTHREADS / kWARP_SIZE;
+
+//! A warp's scores: position 0 of row 0 is `first`, at a 16-byte boundary; lane j reads 4j..4j+3 of each row of 128.
+struct Rows
+{
+    float const* head; // scores [T]
+    int64_t first;     // may lie before the sequence
+};
+
+//! This lane's four scores of a row; `missing` at positions outside begin..end-1.
+__device__ float4 loadGuarded(Rows const& rows, int32_t row, int64_t begin, int64_t end, float missing)
+{
+    int64_t const position = rows.first + row * kREFINE_LANES + 4 * laneOf(threadIdx.x);
+    if (position >= begin && position + 4 <= end)
+    {
+        return loadFloats(rows.head + position);
+    }
+    float4 scores = make_float4(missing, missing, missing, missing);
+    scores.x = position + 0 >= begin && position + 0 < end ? rows.head[position + 0] : missing;
+    scores.y = position + 1 >= begin && position + 1 < end ? rows.head[position + 1] : missing;
+    scores.z = position + 2 >= begin && position + 2 < end ? rows.head[position + 2] : missing;
+    scores.w = position + 3 >= begin && position + 3 < end ? rows.head[position + 3] : missing;
+    return scores;
+}
+
+__device__ float4 loadRow(Rows const& rows, int32_t row)
+{
+    return loadFloats(rows.head + rows.first + row * kREFINE_LANES + 4 * laneOf(threadIdx.x));
+}
+
+//! What the formula needs beside a score and its window's maximum.
+struct Formula
+{
+    __device__ Formula(RefineArguments const& arguments, int64_t head)
+        : gamma(arguments.gamma)
+        , beta(arguments.beta[head])
+        , alpha(*arguments.alpha)
+        , firstUnprotected(arguments.firstUnprotected())
+        , lastUnprotected(arguments.lastUnprotected())
+    {
+    }
+
+    __device__ float operator()(float score, float best, int64_t position) const
+    {
+        if (position < firstUnprotected || position >= lastUnprotected)
+        {
+            return kINFINITY;
+        }
+        if (alpha == 0.0F || !isFinite(score))
+        {
+            return score;
+        }
+        float const q = score >= best ? score : __fmul_rn(gamma, score);
+        return __fadd_rn(score, __fmul_rn(alpha, __fsub_rn(__fmul_rn(beta, q), score)));
+    }
+
+    float gamma;
+    float beta;
+    float alpha;
+    int64_t firstUnprotected;
+    int64_t lastUnprotected;
+};
+
+//! Adds a warp's count of scores that are not finite.
+__device__ void countNonFinite(RefineArguments const& arguments, int32_t count)
+{
+    count = warpSum(count);
+    if (count > 0 && laneOf(threadIdx.x) == 0 && arguments.nonFinite != nullptr)
+    {
+        atomicAdd(arguments.nonFinite, static_cast<unsigned long long>(count));
+    }
+}
+
+} // namespace
 } // namespace hubkv
