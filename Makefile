@@ -17,7 +17,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt
-CORE := CMakeLists.txt $(shell find cpp)
+CORE := CMakeLists.txt $(shell find cmake cpp)
 ENGINE_SOURCES := $(wildcard python/hubkv_trt/gates/* python/hubkv_trt/engine/*.py python/hubkv_trt/models/*.py) python/hubkv_trt/config.py
 CPP_SOURCES := $(shell find $(wildcard cpp plugin tests) -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 PY_SOURCES := python tests benchmarks build_scripts
@@ -33,7 +33,7 @@ export TOKENIZERS_PARALLELISM := false
 demo: $(STAMPS)/package demo/engine/engine.json
 	@$(BIN)/python build_scripts/demo.py
 
-setup: $(STAMPS)/package $(STAMPS)/model $(STAMPS)/dev
+setup: $(STAMPS)/package $(STAMPS)/model $(STAMPS)/dev $(STAMPS)/tensorrt
 
 test: setup lint
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
@@ -85,4 +85,11 @@ demo/engine/engine.json: $(STAMPS)/model $(ENGINE_SOURCES) | $(STAMPS)/package
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml | $(STAMPS)/package
 	@echo "== installing the tools of the test suite"
 	@$(PIP) --no-build-isolation --editable '.[dev,eval]'
+	@touch $@
+
+# For the tests of the plugins: TensorRT's headers (in kernel-lens), and its lean runtime, whose plugin registry needs no
+# GPU. None of it is needed to run the package.
+$(STAMPS)/tensorrt: $(STAMPS)/venv constraints.txt
+	@echo "== getting TensorRT's headers and plugin registry"
+	@$(PIP) --no-deps kernel-lens tensorrt-lean-cu13-libs tensorrt-lean-cu13-bindings
 	@touch $@

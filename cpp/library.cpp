@@ -26,7 +26,7 @@ char const* hubkv_last_error(void)
 
 int32_t hubkv_has_cuda(void)
 {
-    return 0;
+    return hubkv::kWITH_CUDA ? 1 : 0;
 }
 
 char const* hubkv_cpu_isa(void)

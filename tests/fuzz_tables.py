@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrong tables are never a fault: plan, attend, append and compact on random bytes, each buffer beside a guard page.
 
-    python tests/fuzz_tables.py FIRST_SEED SEEDS
+    python tests/fuzz_tables.py FIRST_SEED SEEDS [emulated]
+
+With ``emulated`` the CUDA kernels do it, on the CPU (tests/simt).
 
 Every buffer ends where an inaccessible page begins (arenas of whole pages also begin at one), so an access that leaves
 it kills the process. ``test_fuzz.py`` runs this file in a process of its own.
@@ -11,14 +13,16 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import sys
 
 import numpy as np
 
-from hubkv_trt import _abi
+from hubkv_trt import _abi, _library
 from hubkv_trt._library import call, library, workspace_bytes
 
 PAGE = mmap.PAGESIZE
+DEVICE = _abi.CUDA if "emulated" in sys.argv else _abi.CPU
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
@@ -84,7 +88,7 @@ def fuzz_cache(rng: np.random.Generator) -> None:
     work, work_count = Guarded(L * capacity * 16), Guarded(L * 4)
     call(
         "hubkv_plan",
-        _abi.CPU,
+        DEVICE,
         None,
         cache,
         int(rng.integers(1, 100)),
@@ -106,11 +110,11 @@ def fuzz_cache(rng: np.random.Generator) -> None:
     attend = _abi.AttendParams(
         cache, Tq, Hkv * G, int(rng.integers(0, L)), float(rng.choice([0.0, 1e30, -1.0])), Hkv * G * D, *(Hkv * D,) * 2
     )
-    scratch = Guarded(-(-workspace_bytes("hubkv_attend_workspace", _abi.CPU, attend) // 64) * 64)
+    scratch = Guarded(-(-workspace_bytes("hubkv_attend_workspace", DEVICE, attend) // 256) * 256)
     scratch.array[:] = 0xFF
     call(
         "hubkv_attend",
-        _abi.CPU,
+        DEVICE,
         None,
         attend,
         *(b.address for b in rows[:3]),
@@ -124,7 +128,7 @@ def fuzz_cache(rng: np.random.Generator) -> None:
         scratch.size,
     )
     new = [Guarded(L * B * Tq * Hkv * D * item) for _ in range(2)]
-    call("hubkv_append", _abi.CPU, None, cache, Tq, *(b.address for b in new), arena_table.address, *addresses)
+    call("hubkv_append", DEVICE, None, cache, Tq, *(b.address for b in new), arena_table.address, *addresses)
 
 
 def fuzz_compact(rng: np.random.Generator) -> None:
@@ -143,7 +147,7 @@ def fuzz_compact(rng: np.random.Generator) -> None:
     params = _abi.CompactParams(L, Hkv, T, D, K, dtype, *(T * D, D) * 2)
     call(
         "hubkv_compact",
-        _abi.CPU,
+        DEVICE,
         None,
         params,
         *pointers,
@@ -154,7 +158,11 @@ def fuzz_compact(rng: np.random.Generator) -> None:
 
 
 def main() -> None:
-    first, count = map(int, sys.argv[1:])
+    first, count = map(int, sys.argv[1:3])
+    if DEVICE == _abi.CUDA:
+        from simt.library import build
+
+        os.environ[_library.VARIABLE] = str(build("plain"))
     library()
     for seed in range(first, first + count):
         print(f"seed {seed}", flush=True)

@@ -75,6 +75,19 @@ def test_wrong_tail_lengths_write_nothing_wrong(tails: tuple[int, int]) -> None:
     check(cache, 5)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("offset", [1, 2, 4])
+def test_any_alignment(dtype: torch.dtype, offset: int) -> None:
+    """New rows that begin between the boundaries of vectors."""
+    cache = random_cache(sequences=[(None, 7), (None, 20)], head_dim=72, dtype=dtype)
+    _, k, v = new_rows(cache, 3, 1, layers=cache.num_layers)
+    got, want = cache.clone(), cache.clone()
+    shifted = [torch.cat([torch.zeros(offset, dtype=dtype), x.flatten()])[offset:].view(x.shape) for x in (k, v)]
+    got.append(*shifted)
+    want.append(k, v)
+    assert torch.equal(got.arena, want.arena)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_thread_count_changes_nothing(threads: int) -> None:
     before = ops.num_threads()

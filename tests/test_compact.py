@@ -88,6 +88,24 @@ def test_one_call_equals_a_call_per_layer() -> None:
             assert np.array_equal(bits(x[rows]), bits(y))
 
 
+def test_many_layers() -> None:
+    k, v = ([random_rows(torch.float16, 1, 9, 8, seed=1000 * i + j) for i in range(300)] for j in range(2))
+    check(k, v, *random_selection(300, 1, 9, 999))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [8, 72, 256])
+@pytest.mark.parametrize("offset", [1, 2, 4])
+def test_any_alignment(dtype: torch.dtype, head_dim: int, offset: int) -> None:
+    """Rows that begin between the boundaries of vectors."""
+    size = 2 * 40 * head_dim
+
+    def shifted(seed: int) -> Tensor:
+        return random_rows(dtype, size + offset, seed=seed)[offset:].view(2, 40, head_dim)
+
+    check([shifted(1), shifted(2)], [shifted(3), shifted(4)], *random_selection(2, 2, 40, 77))
+
+
 def test_into_an_arena() -> None:
     k, v = ([random_rows(torch.float16, 2, 30, 40, seed=10 * i + j) for i in range(2)] for j in range(2))
     positions, offsets = random_selection(2, 2, 30, 55)

@@ -143,6 +143,17 @@ def test_heads_that_vary_more_weigh_more() -> None:
     assert np.allclose(ratio[1], 1.2)
 
 
+@pytest.mark.parametrize("offset", [1, 2, 3])
+@pytest.mark.parametrize("kernel", [5, 77])
+def test_any_alignment(offset: int, kernel: int) -> None:
+    """Scores that begin between the boundaries of vectors; the result does not."""
+    memory = torch.from_numpy(uniform(offset + 2 * 2 * 5001))
+    scores = memory[offset:].view(2, 2, 5001)
+    alpha, window = torch.tensor([0.4]), torch.tensor([33], dtype=torch.int32)
+    z, _ = ops.refine(scores, alpha, window, **{**PARAMETERS, "nms_kernel": kernel})
+    assert np.array_equal(z.numpy(), both(scores.numpy(), 0.4, 33, nms_kernel=kernel))
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_thread_count_changes_nothing(threads: int) -> None:
     before = ops.num_threads()

@@ -113,6 +113,18 @@ def test_large(shape: tuple[int, int, int], ratio: float) -> None:
         both(refined, groups, pairs - math.floor(ratio * pairs))
 
 
+@pytest.mark.parametrize("offset", [1, 2, 3])
+@pytest.mark.parametrize("groups", [1, 3, 6])
+def test_any_alignment(offset: int, groups: int) -> None:
+    """Scores that begin between the boundaries of vectors."""
+    memory = torch.from_numpy(np.random.default_rng(3).random(offset + 6 * 4099, np.float32).round(3))
+    refined = memory[offset:].view(3, 2, 4099)
+    positions, offsets = ops.select(refined, groups, 1000)
+    want_positions, want_offsets = both(refined.numpy(), groups, 1000)
+    assert np.array_equal(positions.numpy(), want_positions)
+    assert np.array_equal(offsets.numpy(), want_offsets)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_thread_count_changes_nothing(threads: int) -> None:
     refined = np.round(np.random.default_rng(2).random((4, 4, 20_000), np.float32), 2)

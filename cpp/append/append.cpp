@@ -6,9 +6,9 @@
 #include "common/cache_view.h"
 #include "common/status.h"
 
-extern "C" hubkv_status hubkv_append(hubkv_device device, void* /*stream*/, hubkv_cache_params const* params,
-    int64_t Tq, void const* kNew, void const* vNew, int64_t const* arena, int32_t const* blockTable,
-    int32_t const* tailLengths, int32_t const* newLengths)
+extern "C" hubkv_status hubkv_append(hubkv_device device, [[maybe_unused]] void* stream,
+    hubkv_cache_params const* params, int64_t Tq, void const* kNew, void const* vNew, int64_t const* arena,
+    int32_t const* blockTable, int32_t const* tailLengths, int32_t const* newLengths)
 {
     using namespace hubkv;
     return guard(
@@ -33,6 +33,14 @@ extern "C" hubkv_status hubkv_append(hubkv_device device, void* /*stream*/, hubk
             if (newLengths != nullptr)
             {
                 checkAligned("newLengths", newLengths, alignof(int32_t));
+            }
+            if constexpr (kWITH_CUDA)
+            {
+                if (device == HUBKV_CUDA)
+                {
+                    appendCuda(stream, *params, Tq, kNew, vNew, arena, blockTable, tailLengths, newLengths);
+                    return;
+                }
             }
             appendHost(*params, Tq, kNew, vNew, arena, blockTable, tailLengths, newLengths);
         });

@@ -14,4 +14,8 @@ namespace hubkv
 void appendHost(hubkv_cache_params const& params, int64_t Tq, void const* kNew, void const* vNew, int64_t const* arena,
     int32_t const* blockTable, int32_t const* tailLengths, int32_t const* newLengths);
 
+//! The same on a GPU: enqueued on `stream`, all data in device memory.
+void appendCuda(void* stream, hubkv_cache_params const& params, int64_t Tq, void const* kNew, void const* vNew,
+    int64_t const* arena, int32_t const* blockTable, int32_t const* tailLengths, int32_t const* newLengths);
+
 } // namespace hubkv

@@ -48,12 +48,20 @@ hubkv_status hubkv_attend_workspace(hubkv_device device, hubkv_attend_params con
             checkParams(*params);
             hubkv::checkPointer("bytes", bytes);
             hubkv::checkDevice(device);
+            if constexpr (hubkv::kWITH_CUDA)
+            {
+                if (device == HUBKV_CUDA)
+                {
+                    *bytes = hubkv::attendCudaWorkspace(*params);
+                    return;
+                }
+            }
             *bytes = hubkv::AttendLayout(*params).bytes;
         });
 }
 
-hubkv_status hubkv_attend(hubkv_device device, void* /* stream */, hubkv_attend_params const* params, void const* q,
-    void const* kNew, void const* vNew, int64_t const* arena, int64_t const* segments, int32_t const* blockTable,
+hubkv_status hubkv_attend(hubkv_device device, [[maybe_unused]] void* stream, hubkv_attend_params const* params,
+    void const* q, void const* kNew, void const* vNew, int64_t const* arena, int64_t const* segments, int32_t const* blockTable,
     int32_t const* tailLengths, int32_t const* newLengths, int32_t const* work, int32_t const* workCount, void* out,
     void* workspace, int64_t workspaceBytes)
 {
@@ -81,9 +89,19 @@ hubkv_status hubkv_attend(hubkv_device device, void* /* stream */, hubkv_attend_
             hubkv::checkAligned("workCount", workCount, sizeof(int32_t));
             hubkv::checkAligned("out", out, elementBytes);
             hubkv::checkDevice(device);
-            hubkv::checkWorkspace(workspace, workspaceBytes, hubkv::AttendLayout(*params).bytes);
             hubkv::AttendArrays const arrays{q, kNew, vNew, arena, segments, blockTable, tailLengths, newLengths,
                 reinterpret_cast<hubkv::WorkItem const*>(work), workCount, out};
+            if constexpr (hubkv::kWITH_CUDA)
+            {
+                if (device == HUBKV_CUDA)
+                {
+                    hubkv::checkWorkspace(workspace, workspaceBytes, hubkv::attendCudaWorkspace(*params),
+                        hubkv::kCUDA_WORKSPACE_ALIGNMENT);
+                    hubkv::attendCuda(stream, *params, arrays, workspace);
+                    return;
+                }
+            }
+            hubkv::checkWorkspace(workspace, workspaceBytes, hubkv::AttendLayout(*params).bytes);
             hubkv::attendHost(*params, arrays, workspace);
         });
 }

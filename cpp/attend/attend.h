@@ -57,4 +57,8 @@ struct AttendLayout
 
 void attendHost(hubkv_attend_params const& params, AttendArrays const& arrays, void* workspace);
 
+//! The same on a GPU: enqueued on `stream`, all data in device memory.
+int64_t attendCudaWorkspace(hubkv_attend_params const& params);
+void attendCuda(void* stream, hubkv_attend_params const& params, AttendArrays const& arrays, void* workspace);
+
 } // namespace hubkv

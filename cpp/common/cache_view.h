@@ -9,16 +9,11 @@
 #pragma once
 
 #include "common/dtype.h"
+#include "common/host_device.h"
 #include "common/status.h"
 #include "hubkv/hubkv.h"
 
 #include <cstdint>
-
-#if defined(__CUDACC__)
-#define HUBKV_HOST_DEVICE __host__ __device__
-#else
-#define HUBKV_HOST_DEVICE
-#endif
 
 namespace hubkv
 {

@@ -22,6 +22,7 @@ namespace hubkv
 constexpr int64_t kINT32_MAX = 2147483647;
 constexpr int64_t kINT64_MAX = 9223372036854775807;
 constexpr int64_t kWORKSPACE_ALIGNMENT = 64;
+constexpr int64_t kCUDA_WORKSPACE_ALIGNMENT = 256;
 
 class StatusError : public std::exception
 {
@@ -112,14 +113,15 @@ inline int64_t checkedProduct(char const* what, int64_t a, int64_t b)
     return a * b;
 }
 
-inline void checkWorkspace(void const* workspace, int64_t given, int64_t needed)
+inline void checkWorkspace(
+    void const* workspace, int64_t given, int64_t needed, int64_t alignment = kWORKSPACE_ALIGNMENT)
 {
     HUBKV_CHECK(given >= needed,
         "workspaceBytes: %lld is less than the %lld bytes that the workspace function asks for",
         static_cast<long long>(given), static_cast<long long>(needed));
     if (needed > 0)
     {
-        checkAligned("workspace", workspace, kWORKSPACE_ALIGNMENT);
+        checkAligned("workspace", workspace, alignment);
     }
 }
 
@@ -130,9 +132,21 @@ inline void checkHeadDim(int64_t D)
         D >= 8 && D <= 256 && D % 8 == 0, "D: %lld is not a multiple of 8 in 8..256", static_cast<long long>(D));
 }
 
-//! Accepts HUBKV_CPU. HUBKV_CUDA is right but not in this build; other values are refused.
+//! Whether this build has CUDA kernels. Where it has none their functions are declared but do not exist, so they are
+//! called inside `if constexpr (kWITH_CUDA)`.
+#if defined(HUBKV_WITH_CUDA)
+constexpr bool kWITH_CUDA = true;
+#else
+constexpr bool kWITH_CUDA = false;
+#endif
+
+//! Accepts HUBKV_CPU, and HUBKV_CUDA where the build has it. Other values are refused.
 inline void checkDevice(hubkv_device device)
 {
+    if (device == HUBKV_CUDA && kWITH_CUDA)
+    {
+        return;
+    }
     if (device == HUBKV_CUDA)
     {
         fail(HUBKV_NOT_SUPPORTED, "device: HUBKV_CUDA was asked for, but this library was not built with CUDA");

@@ -53,9 +53,9 @@ void checkLayers(char const* field, void const* const* layers, int64_t L, int64_
 } // namespace
 } // namespace hubkv
 
-extern "C" hubkv_status hubkv_compact(hubkv_device device, void* /*stream*/, hubkv_compact_params const* params,
-    void const* const* k, void const* const* v, int32_t const* positions, int64_t const* headOffsets, void* kRows,
-    void* vRows)
+extern "C" hubkv_status hubkv_compact(hubkv_device device, [[maybe_unused]] void* stream,
+    hubkv_compact_params const* params, void const* const* k, void const* const* v, int32_t const* positions,
+    int64_t const* headOffsets, void* kRows, void* vRows)
 {
     using namespace hubkv;
     return guard(
@@ -73,6 +73,14 @@ extern "C" hubkv_status hubkv_compact(hubkv_device device, void* /*stream*/, hub
                 checkAligned("positions", positions, alignof(int32_t));
                 checkAligned("kRows", kRows, element);
                 checkAligned("vRows", vRows, element);
+                if constexpr (kWITH_CUDA)
+                {
+                    if (device == HUBKV_CUDA)
+                    {
+                        compactCuda(stream, *params, k, v, positions, headOffsets, kRows, vRows);
+                        return;
+                    }
+                }
                 compactHost(*params, k, v, positions, headOffsets, kRows, vRows);
             }
         });

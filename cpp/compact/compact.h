@@ -14,4 +14,8 @@ namespace hubkv
 void compactHost(hubkv_compact_params const& params, void const* const* k, void const* const* v,
     int32_t const* positions, int64_t const* headOffsets, void* kRows, void* vRows);
 
+//! The same on a GPU: enqueued on `stream`; k and v themselves are host arrays, all data is in device memory.
+void compactCuda(void* stream, hubkv_compact_params const& params, void const* const* k, void const* const* v,
+    int32_t const* positions, int64_t const* headOffsets, void* kRows, void* vRows);
+
 } // namespace hubkv

@@ -28,4 +28,8 @@ constexpr int64_t kITEM_GRANULE = 16;
 void planHost(hubkv_cache_params const& params, int64_t minRowsPerItem, int64_t const* arena, int64_t const* segments,
     WorkItem* work, int32_t* workCount);
 
+//! The same on a GPU: enqueued on `stream`, all data in device memory; the same items in the same order.
+void planCuda(void* stream, hubkv_cache_params const& params, int64_t minRowsPerItem, int64_t const* arena,
+    int64_t const* segments, WorkItem* work, int32_t* workCount);
+
 } // namespace hubkv

@@ -43,6 +43,7 @@ RefineWorkspace::RefineWorkspace(hubkv_refine_params const& params)
     WorkspaceCarver carver;
     moments = carver.take<Moments>(heads * chunks);
     maxima = carver.take<float>(heads * chunks);
+    variations = carver.take<HeadVariation>(heads);
     beta = carver.take<float>(heads);
     bytes = carver.bytes();
 }
@@ -66,8 +67,8 @@ hubkv_status hubkv_refine_workspace(hubkv_device device, hubkv_refine_params con
         });
 }
 
-hubkv_status hubkv_refine(hubkv_device device, void* /*stream*/, hubkv_refine_params const* params, float const* scores,
-    float const* alpha, int32_t const* window, float* refined, int64_t* nonFinite, void* workspace,
+hubkv_status hubkv_refine(hubkv_device device, [[maybe_unused]] void* stream, hubkv_refine_params const* params,
+    float const* scores, float const* alpha, int32_t const* window, float* refined, int64_t* nonFinite, void* workspace,
     int64_t workspaceBytes)
 {
     using namespace hubkv;
@@ -81,8 +82,6 @@ hubkv_status hubkv_refine(hubkv_device device, void* /*stream*/, hubkv_refine_pa
             checkAligned("alpha", alpha, alignof(float));
             checkAligned("window", window, alignof(int32_t));
             checkAligned("refined", refined, alignof(float));
-            HUBKV_CHECK(*alpha >= 0.0F && *alpha <= 1.0F, "alpha: %g is not in [0, 1]", static_cast<double>(*alpha));
-            HUBKV_CHECK(*window >= 0, "window: %d is not >= 0", *window);
             if (nonFinite != nullptr)
             {
                 checkAligned("nonFinite", nonFinite, alignof(int64_t));
@@ -92,6 +91,18 @@ hubkv_status hubkv_refine(hubkv_device device, void* /*stream*/, hubkv_refine_pa
             uintptr_t const to = reinterpret_cast<uintptr_t>(refined);
             HUBKV_CHECK(from + bytes <= to || to + bytes <= from, "refined: %p overlaps scores at %p",
                 static_cast<void const*>(refined), static_cast<void const*>(scores));
+            if constexpr (kWITH_CUDA)
+            {
+                if (device == HUBKV_CUDA)
+                {
+                    checkWorkspace(
+                        workspace, workspaceBytes, RefineWorkspace(*params).bytes, kCUDA_WORKSPACE_ALIGNMENT);
+                    refineCuda(stream, *params, scores, alpha, window, refined, nonFinite, workspace);
+                    return;
+                }
+            }
+            HUBKV_CHECK(*alpha >= 0.0F && *alpha <= 1.0F, "alpha: %g is not in [0, 1]", static_cast<double>(*alpha));
+            HUBKV_CHECK(*window >= 0, "window: %d is not >= 0", *window);
             checkWorkspace(workspace, workspaceBytes, RefineWorkspace(*params).bytes);
             refineHost(*params, scores, *alpha, std::min<int64_t>(*window, params->T), refined, nonFinite, workspace);
         });

@@ -41,6 +41,19 @@ SelectWorkspace::SelectWorkspace(hubkv_select_params const& params)
     bytes = checkedProduct("workspace", params.S, bytesPerGroup);
 }
 
+SelectCudaWorkspace::SelectCudaWorkspace(hubkv_select_params const& params)
+    : tilesPerHead((params.T + 3 + kSELECT_TILE - 1) / kSELECT_TILE) // from any 16-byte boundary on
+{
+    int64_t const allTiles = checkedProduct("workspace", checkedProduct("workspace", params.S, params.H), tilesPerHead);
+    int64_t const passes = checkedProduct("workspace", params.S, kSELECT_PASSES);
+    WorkspaceCarver carver;
+    histograms = carver.take<unsigned long long>(checkedProduct("workspace", passes, kSELECT_BINS));
+    ranks = carver.take<SelectRank>(passes);
+    counts = carver.take<uint32_t>(allTiles);
+    tiles = carver.take<SelectTile>(allTiles);
+    bytes = carver.bytes();
+}
+
 } // namespace hubkv
 
 extern "C"
@@ -56,11 +69,11 @@ hubkv_status hubkv_select_workspace(hubkv_device device, hubkv_select_params con
             checkPointer("params", params);
             checkAligned("bytes", bytes, alignof(int64_t));
             checkSelectParams(*params);
-            *bytes = SelectWorkspace(*params).bytes;
+            *bytes = device == HUBKV_CUDA ? SelectCudaWorkspace(*params).bytes : SelectWorkspace(*params).bytes;
         });
 }
 
-hubkv_status hubkv_select(hubkv_device device, void* /*stream*/, hubkv_select_params const* params,
+hubkv_status hubkv_select(hubkv_device device, [[maybe_unused]] void* stream, hubkv_select_params const* params,
     float const* refined, int32_t* positions, int64_t* headOffsets, void* workspace, int64_t workspaceBytes)
 {
     using namespace hubkv;
@@ -76,6 +89,16 @@ hubkv_status hubkv_select(hubkv_device device, void* /*stream*/, hubkv_select_pa
                 checkAligned("positions", positions, alignof(int32_t));
             }
             checkAligned("headOffsets", headOffsets, alignof(int64_t));
+            if constexpr (kWITH_CUDA)
+            {
+                if (device == HUBKV_CUDA)
+                {
+                    checkWorkspace(
+                        workspace, workspaceBytes, SelectCudaWorkspace(*params).bytes, kCUDA_WORKSPACE_ALIGNMENT);
+                    selectCuda(stream, *params, refined, positions, headOffsets, workspace);
+                    return;
+                }
+            }
             checkWorkspace(workspace, workspaceBytes, SelectWorkspace(*params).bytes);
             selectHost(*params, refined, positions, headOffsets, workspace);
         });

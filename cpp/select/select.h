@@ -43,4 +43,41 @@ struct SelectWorkspace
 void selectHost(
     hubkv_select_params const& params, float const* refined, int32_t* positions, int64_t* headOffsets, void* workspace);
 
+// ---- on a GPU ----
+
+constexpr int64_t kSELECT_TILE = 2048; // positions of one head that a warp counts and writes
+constexpr int64_t kSELECT_PASSES = 3;  // digits of a key: 11, 11 and 10 bits
+
+//! What is known of the K-th largest key of a group after some digits.
+struct SelectRank
+{
+    uint32_t digits; // the leading ones
+    int32_t unused;
+    int64_t rank; // among the keys that start with them, from 1
+};
+
+//! Where the rows of a tile go.
+struct SelectTile
+{
+    int64_t offset; // rows before it in the group
+    int32_t equal;  // scores at the threshold
+    int32_t ties;   // of them, those that are kept
+};
+
+struct SelectCudaWorkspace
+{
+    explicit SelectCudaWorkspace(hubkv_select_params const& params);
+
+    int64_t tilesPerHead;
+    WorkspaceArray<unsigned long long> histograms; // [S, kSELECT_PASSES, kSELECT_BINS]
+    WorkspaceArray<SelectRank> ranks;              // [S, kSELECT_PASSES]
+    WorkspaceArray<uint32_t> counts;  // [S, H, tilesPerHead] scores above the threshold, 65536 * those at it
+    WorkspaceArray<SelectTile> tiles; // [S, H, tilesPerHead]
+    int64_t bytes;
+};
+
+//! The same on a GPU: enqueued on `stream`, all data in device memory.
+void selectCuda(void* stream, hubkv_select_params const& params, float const* refined, int32_t* positions,
+    int64_t* headOffsets, void* workspace);
+
 } // namespace hubkv

@@ -6,6 +6,7 @@
 
 #include "common/cpu.h"
 #include "common/dtype.h"
+#include "select/key.h"
 
 #include <cstdint>
 
@@ -15,10 +16,7 @@ namespace hubkv
 //! Order-preserving: a ranks above b exactly where keyOf(a) > keyOf(b).
 HUBKV_INLINE int32_t keyOf(float score)
 {
-    int32_t bits = static_cast<int32_t>(bitsOf(score));
-    bits = (bits & 0x7fffffff) > 0x7f800000 ? static_cast<int32_t>(0xff800000u) : bits;
-    bits = bits == INT32_MIN ? 0 : bits;
-    return bits ^ ((bits >> 31) & 0x7fffffff);
+    return keyOfBits(static_cast<int32_t>(bitsOf(score)));
 }
 
 HUBKV_INLINE int32_t keyOf(int32_t key)
