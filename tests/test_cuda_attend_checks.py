@@ -138,9 +138,12 @@ def test_sanitizers_find_nothing() -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
-@pytest.mark.parametrize(("file", "case", "barriers"), [("plan", plan_case, 6), ("attend", attend_case, 4)])
-def test_barriers_are_needed(file, case, barriers) -> None:
-    mutants = remove_barriers(ROOT / "cpp" / file / f"{file}.cu", case)
+@pytest.mark.parametrize(("file", "unit", "case", "barriers"), [
+    ("plan/plan.cu", "plan/plan.cu", plan_case, 6), ("attend/attend_rows.h", "attend/attend.cu", attend_case, 3),
+    ("attend/attend_merge.h", "attend/attend.cu", attend_case, 1),
+])
+def test_barriers_are_needed(file, unit, case, barriers) -> None:
+    mutants = remove_barriers(ROOT / "cpp" / file, case, unit=ROOT / "cpp" / unit)
     assert len(mutants) == barriers
     for mutant in mutants:
         assert mutant.caught, mutant

@@ -7,9 +7,9 @@
 // softmax of its own until the end. Logits are in units of log 2, so that weights are powers of two.
 #pragma once
 
+#include "attend/attend_elements.h"
 #include "common/cache_view.h"
 #include "common/device.h"
-#include "common/dtype.h"
 
 #include <cstdint>
 
@@ -17,89 +17,6 @@ namespace hubkv
 {
 
 constexpr float kLOG2_E = 1.44269504F;
-constexpr float kNO_LOGIT = -__builtin_inff();
-
-// ---- elements ----
-
-//! How 16 bytes become floats, and a float one element.
-template <typename T>
-struct Elements;
-
-template <>
-struct Elements<float>
-{
-    static constexpr int32_t kIN_VECTOR = 4;
-
-    static __device__ void widen(uint4 vector, float* values)
-    {
-        values[0] = __uint_as_float(vector.x);
-        values[1] = __uint_as_float(vector.y);
-        values[2] = __uint_as_float(vector.z);
-        values[3] = __uint_as_float(vector.w);
-    }
-    static __device__ float load(float const* address)
-    {
-        return *address;
-    }
-    static __device__ void store(float* address, float value)
-    {
-        *address = value;
-    }
-};
-
-template <>
-struct Elements<Float16>
-{
-    static constexpr int32_t kIN_VECTOR = 8;
-
-    static __device__ float one(uint32_t bits)
-    {
-        return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-    }
-    static __device__ void widen(uint4 vector, float* values)
-    {
-        uint32_t const words[4] = {vector.x, vector.y, vector.z, vector.w};
-#pragma unroll
-        for (int32_t i = 0; i < 4; ++i)
-        {
-            values[2 * i] = one(words[i] & 0xffffu);
-            values[2 * i + 1] = one(words[i] >> 16);
-        }
-    }
-    static __device__ float load(Float16 const* address)
-    {
-        return one(address->bits);
-    }
-    static __device__ void store(Float16* address, float value)
-    {
-        address->bits = __half_as_ushort(__float2half_rn(value));
-    }
-};
-
-template <>
-struct Elements<BFloat16>
-{
-    static constexpr int32_t kIN_VECTOR = 8;
-
-    static __device__ void widen(uint4 vector, float* values)
-    {
-        uint32_t const words[4] = {vector.x, vector.y, vector.z, vector.w};
-#pragma unroll
-        for (int32_t i = 0; i < 4; ++i)
-        {
-            values[2 * i] = __uint_as_float(words[i] << 16);
-            values[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-        }
-    }
-    static __device__ float load(BFloat16 const* address)
-    {
-        return __uint_as_float(static_cast<uint32_t>(address->bits) << 16);
-    }
-    static __device__ void store(BFloat16* address, float value)
-    {
-        address->bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
-    }
-};
 
 // ---- rows ----
 
@@ -124,16 +41,10 @@ struct TailView
     int64_t head;
 };
 
-//! What to subtract from logits of this maximum: where all are -inf, 0 keeps -inf - maximum from being NaN.
-__device__ inline float shiftOf(float maximum)
-{
-    return maximum == kNO_LOGIT ? 0.F : maximum;
-}
-
 // ---- the softmax of kQUERIES queries over the rows that a group of lanes has seen ----
 
-//! kLANES lanes read a row, kVECTORS vectors each: vector c of a lane is vector c * kLANES + lane of the row. A lane whose
-//! vector lies past the row's end has zeros there.
+//! kLANES lanes read a row, kVECTORS vectors each: vector c of a lane is vector c * kLANES + lane of the row. A lane
+//! whose vector lies past the row's end has zeros there.
 template <typename T, int32_t kLANES, int32_t kVECTORS, int32_t kQUERIES>
 class WarpSoftmax
 {
@@ -172,8 +83,8 @@ public:
 
     //! Attends to the rows that step `slice` of every `slices` steps has. queries [kQUERIES, kPADDED_DIM] are shared,
     //! scaled; firstQuery is the number of the first among the queries of its kv head. All lanes take part.
-    __device__ void add(
-        AttendRows const& rows, TailView const& tail, float const* queries, int32_t firstQuery, int32_t slice, int32_t slices)
+    __device__ void add(AttendRows const& rows, TailView const& tail, float const* queries, int32_t firstQuery,
+        int32_t slice, int32_t slices)
     {
         int32_t const lane = laneOf(threadIdx.x);
         int32_t const column = lane % kLANES;
@@ -215,7 +126,8 @@ public:
                 seen = seen && (r != ownRow || keys[r] != nullptr);
             }
             // A row past the query's token: row > query / G, without the division.
-            seen = seen && row * static_cast<uint32_t>(rows.causalGroup) <= static_cast<uint32_t>(firstQuery + ownQuery);
+            uint32_t const seenFrom = row * static_cast<uint32_t>(rows.causalGroup);
+            seen = seen && seenFrom <= static_cast<uint32_t>(firstQuery + ownQuery);
             if (seen && rows.bias != nullptr)
             {
                 logit = fmaf(rows.bias[row], kLOG2_E, logit);
@@ -319,7 +231,7 @@ public:
     }
 
 private:
-    //! Addresses of rows first, first + kGROUPS, ...: null where a tail token has no page; past the end, some row again.
+    //! Addresses of rows first, first + kGROUPS, ...: null where a tail token has no page; past the end, the last row.
     static __device__ void find(
         AttendRows const& rows, TailView const& tail, uint32_t first, char const* (&keys)[kROWS])
     {
@@ -399,7 +311,8 @@ private:
         return logits[0];
     }
 
-    //! Turns this lane's logit into a weight under the new maximum of its query, and what was summed before along with it.
+    //! Turns this lane's logit into a weight under the new maximum of its query, and what was summed before along with
+    //! it.
     __device__ float weigh(float logit)
     {
         float maximum = fmaxf(mOwnMaximum, logit);

@@ -10,7 +10,8 @@
  * Rules of this header
  *   - Raw pointers only. With HUBKV_CPU every pointer is host memory. With HUBKV_CUDA every pointer to data is device
  *     memory and the call only enqueues work on `stream` (a cudaStream_t); parameter structs and arrays of pointers are
- *     always host memory and are read before the call returns.
+ *     always host memory and are read before the call returns. A call may be captured into a CUDA graph; values in device
+ *     memory are read when it runs and are not checked, but cut to what is possible.
  *   - Arrays are dense and row-major in the order of the shape beside them, unless a stride says otherwise. Strides count
  *     elements, offsets into the arena count bytes.
  *   - No stage allocates. A stage with scratch memory has a `_workspace` function that answers the bytes needed for given
