@@ -46,9 +46,16 @@ def attend(cache: RaggedCache, rows: tuple[Tensor, ...], **options) -> Tensor:
         return cache.attend(*rows, **options)
 
 
-@pytest.mark.parametrize("sequences", [
-    [(100, 0)], [(None, 0)], [(0, 0)], [(1, 5), (None, 3), (1000, 0)], [(50, 1)] * 300,
-])
+@pytest.mark.parametrize(
+    "sequences",
+    [
+        [(100, 0)],
+        [(None, 0)],
+        [(0, 0)],
+        [(1, 5), (None, 3), (1000, 0)],
+        [(50, 1)] * 300,
+    ],
+)
 @pytest.mark.parametrize("spare", [0, 7, 500])
 @pytest.mark.parametrize("min_rows", [1, 17, 1000, 2**63 - 1])
 def test_plan_is_the_one_of_the_host(sequences, spare, min_rows) -> None:
@@ -121,9 +128,14 @@ def test_the_order_of_threads_changes_nothing(seed: int, monkeypatch: pytest.Mon
 
 def test_random_tables_are_never_a_fault() -> None:
     build("plain")
-    done = subprocess.run([sys.executable, HERE / "fuzz_tables.py", "1000", "150", "emulated"], env={
-        **os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(HERE)])},
-        capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, HERE / "fuzz_tables.py", "1000", "150", "emulated"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(HERE)])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, f"exit code {done.returncode}: {done.stdout[-300:]} {done.stderr[-3000:]}"
     assert done.stdout.endswith("done\n")
 
@@ -133,15 +145,25 @@ def test_sanitizers_find_nothing() -> None:
     done = run_under_asan(
         "-c",
         "import os, sys, pytest; os.environ['HUBKV_TEST_DEVICE'] = 'sanitized'; sys.exit(pytest.main(sys.argv[1:]))",
-        "-q", "-p", "no:cacheprovider", "-k", "new_lengths or page_sizes or fused or infinity "
-        "or (test_plan and 17)", HERE / "test_cuda_attend.py", timeout=400)
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "new_lengths or page_sizes or fused or infinity or (test_plan and 17)",
+        HERE / "test_cuda_attend.py",
+        timeout=400,
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
-@pytest.mark.parametrize(("file", "unit", "case", "barriers"), [
-    ("plan/plan.cu", "plan/plan.cu", plan_case, 6), ("attend/attend_rows.h", "attend/attend.cu", attend_case, 3),
-    ("attend/attend_merge.h", "attend/attend.cu", attend_case, 1),
-])
+@pytest.mark.parametrize(
+    ("file", "unit", "case", "barriers"),
+    [
+        ("plan/plan.cu", "plan/plan.cu", plan_case, 6),
+        ("attend/attend_rows.h", "attend/attend.cu", attend_case, 3),
+        ("attend/attend_merge.h", "attend/attend.cu", attend_case, 1),
+    ],
+)
 def test_barriers_are_needed(file, unit, case, barriers) -> None:
     mutants = remove_barriers(ROOT / "cpp" / file, case, unit=ROOT / "cpp" / unit)
     assert len(mutants) == barriers
