@@ -67,11 +67,12 @@ def command(arguments: argparse.Namespace) -> int:
     require(arguments.repeat >= 1, "--repeat", arguments.repeat, "an integer >= 1")
     llm = LLM(arguments.engine, cache_bytes=arguments.cache_bytes)
     limits = llm.config
+    longest = min(limits.max_input_len, limits.model.max_position_embeddings - arguments.tokens)
     require(
-        max(arguments.lengths) <= limits.max_input_len,
+        max(arguments.lengths) <= longest,
         "--lengths",
         max(arguments.lengths),
-        f"within the engine's max_input_len, {limits.max_input_len}",
+        f"at most {longest}, what the engine's limits leave beside {arguments.tokens} new tokens",
     )
     require(
         max(arguments.batch_sizes) <= limits.max_batch_size,

@@ -57,6 +57,9 @@ class Increment:
 class LLM:
     """An engine directory, ready to generate. Not for use from several threads at once.
 
+    Start worker processes with ``spawn``: in a child made by ``fork`` torch's own threads are gone, and the first large
+    operation after one in the parent waits for them for ever.
+
     Args:
         engine: path of an engine directory, or an ``Engine``.
         cache_bytes: size of the KV cache; ``runtime.cache.create_cache`` says what the default is.
