@@ -61,9 +61,9 @@ hubkv_status hubkv_attend_workspace(hubkv_device device, hubkv_attend_params con
 }
 
 hubkv_status hubkv_attend(hubkv_device device, [[maybe_unused]] void* stream, hubkv_attend_params const* params,
-    void const* q, void const* kNew, void const* vNew, int64_t const* arena, int64_t const* segments, int32_t const* blockTable,
-    int32_t const* tailLengths, int32_t const* newLengths, int32_t const* work, int32_t const* workCount, void* out,
-    void* workspace, int64_t workspaceBytes)
+    void const* q, void const* kNew, void const* vNew, int64_t const* arena, int64_t const* segments,
+    int32_t const* blockTable, int32_t const* tailLengths, int32_t const* newLengths, int32_t const* work,
+    int32_t const* workCount, void* out, void* workspace, int64_t workspaceBytes)
 {
     return hubkv::guard(
         [&]

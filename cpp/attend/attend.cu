@@ -125,8 +125,8 @@ void attendCuda(void* cudaStream, hubkv_attend_params const& params, AttendArray
     arguments.tailPieces = layout.tailPieces;
     arguments.queries = static_cast<int32_t>(layout.queries);
     arguments.group = static_cast<int32_t>(params.Hq / params.cache.Hkv);
-    arguments.scale
-        = (params.scale != 0.F ? params.scale : 1.F / std::sqrt(static_cast<float>(params.cache.D))) * kLOG2_E;
+    arguments.scale =
+        (params.scale != 0.F ? params.scale : 1.F / std::sqrt(static_cast<float>(params.cache.D))) * kLOG2_E;
     packNew(stream, layout, arguments, workspace);
     switch (params.cache.dtype)
     {

@@ -13,7 +13,6 @@ namespace hubkv
 namespace
 {
 
-
 constexpr int32_t kTHREADS = 128;
 constexpr int32_t kWARPS = kTHREADS / kWARP_SIZE;
 constexpr int32_t kMAX_HEAD_DIM = 256;
@@ -22,7 +21,7 @@ struct AttendArguments
 {
     hubkv_attend_params params;
     AttendArrays arrays;
-    float* slots;       // parts, or null: results go straight to out
+    float* slots; // parts, or null: results go straight to out
     int64_t slotFloats;
     int64_t tailPieces; // most pieces of a tail
     int32_t queries;    // G * Tq

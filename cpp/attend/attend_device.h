@@ -51,8 +51,8 @@ class WarpSoftmax
 public:
     static constexpr int32_t kGROUPS = kWARP_SIZE / kLANES;
     static constexpr int32_t kIN_VECTOR = Elements<T>::kIN_VECTOR;
-    static constexpr int32_t kCOLUMNS = kVECTORS * kIN_VECTOR; // of a lane
-    static constexpr int32_t kPADDED_DIM = kLANES * kCOLUMNS;  // >= D
+    static constexpr int32_t kCOLUMNS = kVECTORS * kIN_VECTOR;                        // of a lane
+    static constexpr int32_t kPADDED_DIM = kLANES * kCOLUMNS;                         // >= D
     static constexpr int32_t kROWS = kVECTORS == 1 && kQUERIES * 4 <= kLANES ? 4 : 2; // of a group in a step
     static constexpr int32_t kSTEP = kROWS * kGROUPS;
     static constexpr int32_t kLOGITS = kQUERIES * kROWS; // of a group in a step
@@ -94,7 +94,7 @@ public:
         int32_t const rowVectors = static_cast<int32_t>(tail.cache.rowBytes / 16);
 #pragma unroll 1
         for (uint32_t first = static_cast<uint32_t>(slice * kSTEP); first < static_cast<uint32_t>(rows.count);
-             first += static_cast<uint32_t>(slices * kSTEP))
+            first += static_cast<uint32_t>(slices * kSTEP))
         {
             char const* keys[kROWS];
             find(rows, tail, first + group, keys);

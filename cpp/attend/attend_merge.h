@@ -117,8 +117,8 @@ __global__ void __launch_bounds__(kTHREADS) mergeParts(AttendArguments const arg
         for (int32_t source = 0; source < there; ++source)
         {
             float const partWeight = __shfl_sync(kFULL_WARP, weight, source);
-            float const* const from = arguments.slots + __shfl_sync(kFULL_WARP, offset, source)
-                + 2 * arguments.queries + static_cast<int64_t>(query) * D;
+            float const* const from = arguments.slots + __shfl_sync(kFULL_WARP, offset, source) + 2 * arguments.queries
+                + static_cast<int64_t>(query) * D;
 #pragma unroll
             for (int32_t i = 0; i < kCOLUMNS; ++i)
             {
@@ -174,9 +174,8 @@ __global__ void __launch_bounds__(kTHREADS) clearPadding(AttendArguments const a
 
 //! Copies new rows with a stride, or off the 16-byte grid, together: [tokens, Hkv, D]. A block takes tokens.
 template <int32_t kBYTES>
-__global__ void __launch_bounds__(kTHREADS)
-    packRows(char const* k, char const* v, int64_t kStride, int64_t vStride, int64_t tokens, int64_t width, char* kTo,
-        char* vTo)
+__global__ void __launch_bounds__(kTHREADS) packRows(
+    char const* k, char const* v, int64_t kStride, int64_t vStride, int64_t tokens, int64_t width, char* kTo, char* vTo)
 {
     for (int64_t token = blockIdx.x; token < tokens; token += gridDim.x)
     {

@@ -76,8 +76,8 @@ __device__ void addRows(AttendArguments const& arguments, CacheView const& cache
 {
     hubkv_attend_params const& params = arguments.params;
     TailView const tail{cache, params.layer, block.head};
-    HeadRows const compact
-        = cache.headRows(arguments.arrays.segments + block.b * kSEGMENT_FIELDS, params.layer, block.head);
+    HeadRows const compact =
+        cache.headRows(arguments.arrays.segments + block.b * kSEGMENT_FIELDS, params.layer, block.head);
     // One loop over the three kinds of rows: the code for a row is there once.
 #pragma unroll 1
     for (int32_t kind = 0; kind < 3; ++kind)
@@ -113,8 +113,7 @@ __device__ void addRows(AttendArguments const& arguments, CacheView const& cache
 
 //! kLANES, kVECTORS: see WarpSoftmax. kQUERIES: of a tile, which a warp takes.
 template <typename T, int32_t kLANES, int32_t kVECTORS, int32_t kQUERIES>
-__global__ void __launch_bounds__(kTHREADS, kVECTORS * kQUERIES <= 2 ? 4 : 3)
-    attendRows(AttendArguments const arguments)
+__global__ void __launch_bounds__(kTHREADS, kVECTORS* kQUERIES <= 2 ? 4 : 3) attendRows(AttendArguments const arguments)
 {
     using Softmax = WarpSoftmax<T, kLANES, kVECTORS, kQUERIES>;
     HUBKV_DYNAMIC_SHARED(float, shared); // queries, later the softmaxes of the warps
@@ -140,8 +139,8 @@ __global__ void __launch_bounds__(kTHREADS, kVECTORS * kQUERIES <= 2 ? 4 : 3)
     block.newRows = min(block.newRows, last / group + 1); // those after are seen by none
 
     int64_t const stride = params.qTokenStride;
-    T const* const q
-        = static_cast<T const*>(arguments.arrays.q) + block.b * params.Tq * stride + block.head * group * D;
+    T const* const q =
+        static_cast<T const*>(arguments.arrays.q) + block.b * params.Tq * stride + block.head * group * D;
     for (int32_t i = threadIdx.x; i < blockQueries * Softmax::kPADDED_DIM; i += kTHREADS)
     {
         int32_t const n = i / Softmax::kPADDED_DIM;

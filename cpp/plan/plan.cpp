@@ -4,8 +4,8 @@
 #include "common/cache_view.h"
 #include "common/status.h"
 
-extern "C" hubkv_status hubkv_plan(hubkv_device device, [[maybe_unused]] void* stream,
-    hubkv_cache_params const* params, int64_t minRowsPerItem, int64_t const* arena, int64_t const* segments, int32_t* work, int32_t* workCount)
+extern "C" hubkv_status hubkv_plan(hubkv_device device, [[maybe_unused]] void* stream, hubkv_cache_params const* params,
+    int64_t minRowsPerItem, int64_t const* arena, int64_t const* segments, int32_t* work, int32_t* workCount)
 {
     return hubkv::guard(
         [&]
