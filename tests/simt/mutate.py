@@ -59,14 +59,20 @@ def _edits(source: str) -> Iterator[_Edit]:
         yield _Edit(code.count("\n", 0, match.start()) + 1, match[0], source[: match.start()] + left + source[end:])
 
 
+def _output(entry: dict[str, str]) -> str:
+    """The object file of a compilation, absolute; older CMake tells it in the command alone."""
+    words = shlex.split(entry["command"])
+    return str(Path(entry["directory"]) / words[words.index("-o") + 1])
+
+
 def _build(edit: _Edit, number: int, file: Path, unit: Path, name: str, defines: tuple[str, ...]) -> Path:
     """Compiles the one translation unit with the edited file, and links it with the others of the race build."""
     entries = json.loads((BUILD / "compile_commands.json").read_text())
     of_library = [f"/{part}.dir/" for part in (f"{name}_race_kernels", "simt_machine_race", "simt_status")]
     of_library += ["/simt_host.dir/"] if name == CORE else []
-    entries = [entry for entry in entries if any(part in entry["output"] for part in of_library)]
+    entries = [entry for entry in entries if any(part in _output(entry) for part in of_library)]
     own = next(entry for entry in entries if Path(entry["file"]) == unit)
-    others = [str(BUILD / entry["output"]) for entry in entries if entry is not own]
+    others = [_output(entry) for entry in entries if entry is not own]
 
     folder = BUILD / "mutants" / f"{name}-{unit.stem}-{file.name}-{number}"
     edited = folder / (file.relative_to(ROOT / "cpp") if file.is_relative_to(ROOT / "cpp") else file.name)
