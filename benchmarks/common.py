@@ -21,7 +21,7 @@ from typing import Any
 
 USER_ENVIRONMENT = os.environ.copy()
 
-# Before torch: the package sets how torch's threads wait, as it does for its users.
+# Before torch: the package sets how torch's threads wait and its memory is paged, as it does for its users.
 from hubkv_trt import ops  # noqa: E402
 
 # isort: split
@@ -159,12 +159,13 @@ CELL_MARK = "HUBKV-CELL "
 def run_cell(script: str, cell: dict[str, Any], timeout: float, peer: bool) -> dict[str, Any]:
     """Runs `script --cell JSON` in a process of its own and returns what it gave to finish_cell.
 
-    A peer's threads wait as they do where this package is not there: libgomp's default, or what the user set.
+    A peer's threads wait and its memory is paged as where this package is not there: the defaults, or what the user set.
 
     A cell that fails or takes longer than `timeout` seconds returns {"error": last line of its output}.
     """
     command = [sys.executable, script, "--cell", json.dumps(cell)]
-    environment = {**({"GOMP_SPINCOUNT": "300000"} if peer else {}), **USER_ENVIRONMENT}
+    defaults = {"GOMP_SPINCOUNT": "300000", "THP_MEM_ALLOC_ENABLE": "0"} if peer else {}
+    environment = {**defaults, **USER_ENVIRONMENT}
     try:
         done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 from collections.abc import Callable
 
-import torch  # first: its threads wait as they do without this package, the torch steps lose nothing
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages for both, as in the runtime's arena
+
+import torch  # before the package: its threads wait as they do without it, the torch steps lose nothing
 
 # isort: split
 import common

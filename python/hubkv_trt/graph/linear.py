@@ -7,6 +7,7 @@ is most of the work. A packed weight is laid out once, in the same number of byt
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,25 +19,22 @@ def pack_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights as ``EagerOps`` runs them fastest: matrices of linear layers packed where the CPU can do it.
 
     ``embedding.weight`` stays as it is (rows are read from it), and so does everything on CUDA. A packed tensor can
-    only be multiplied by (``linear``), not read.
+    only be multiplied by (``linear``), not read; an embedding that is the output layer too therefore gets a packed copy,
+    ``lm_head.weight`` (three times as fast as the plain table where measured).
 
     Args:
         weights: by name; packed ones stay as they are. Emptied on the way, so that plain and packed weights need not
             fit in memory together; a caller who holds the tensors elsewhere keeps both.
 
     Returns:
-        The same names.
+        The same names, and ``lm_head.weight`` where the embedding is packed a second time.
     """
     packed: dict[str, Tensor] = {}
-    can_pack: dict[torch.dtype, bool] = {}
+    if "embedding.weight" in weights and "lm_head.weight" not in weights and _can_pack(weights["embedding.weight"]):
+        packed["lm_head.weight"] = _ops().pack(weights["embedding.weight"], None)
     for name in list(weights):
         weight = weights.pop(name)
-        if weight.ndim == 2 and weight.device.type == "cpu" and not weight.is_mkldnn and name != "embedding.weight":
-            if weight.dtype not in can_pack:
-                can_pack[weight.dtype] = _can_pack(weight.dtype)
-            if can_pack[weight.dtype]:
-                weight = _ops().pack(weight, None)
-        packed[name] = weight
+        packed[name] = _ops().pack(weight, None) if name != "embedding.weight" and _can_pack(weight) else weight
     return packed
 
 
@@ -66,7 +64,12 @@ def _ops() -> _OneDNN:
     return _found
 
 
-def _can_pack(dtype: torch.dtype) -> bool:
+def _can_pack(weight: Tensor) -> bool:
+    return weight.ndim == 2 and weight.device.type == "cpu" and not weight.is_mkldnn and _packs(weight.dtype)
+
+
+@cache
+def _packs(dtype: torch.dtype) -> bool:
     """Whether this torch, on this CPU, packs the dtype and multiplies right by it."""
     x, weight = torch.eye(16, dtype=dtype), torch.arange(256, dtype=dtype).reshape(16, 16)
     try:
