@@ -467,7 +467,7 @@ def test_a_failing_request_gives_its_memory_back_and_disturbs_no_other(tiny_engi
     wanted = LLM(engine).generate(good, params)
     message = r"1 of 4 requests failed; prompts\[1\]: scores: .* NaN or infinite"
     with pytest.raises(RequestError, match=message) as caught:
-        broken.generate([good[0], [5, 77, 6], good[1], good[2]], params)
+        broken.generate([good[0], [5, 77, 6] * 10, good[1], good[2]], params)
     outputs = caught.value.outputs
     assert outputs[1].finish_reason == "error"
     assert outputs[1].token_ids == []
@@ -475,9 +475,9 @@ def test_a_failing_request_gives_its_memory_back_and_disturbs_no_other(tiny_engi
     assert broken.cache.held_bytes == 0
     broken.cache.audit()
     with pytest.raises(ValueError, match="scores: "):
-        broken.generate([5, 77, 6])
+        broken.generate([5, 77, 6] * 10)
     with pytest.raises(ValueError, match="scores: "):
-        broken.compress([5, 77, 6])
+        broken.compress([5, 77, 6] * 10)
     with broken.compress(good[0]) as context:  # a question's logits are not finite
         with pytest.raises(ValueError, match="logits: NaN or infinite"):
             broken.generate([77], context=context)

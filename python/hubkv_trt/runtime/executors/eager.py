@@ -36,6 +36,7 @@ class EagerExecutor:
         self._model = config.model
         self._cache = cache
         self._decoder = Decoder(config.model, config.hubkv)
+        self._dense = Decoder(config.model)
         self._ops = EagerOps(weights, config.dtype)
 
     @torch.inference_mode()
@@ -44,8 +45,10 @@ class EagerExecutor:
         ops = self._ops
         ops.seconds.clear()
         ops.rows_into = (segment.k_rows, segment.v_rows)
+        all_rows = self._model.num_rows_per_token * len(token_ids)
+        decoder = self._dense if budget.num_rows == all_rows else self._decoder  # nothing to choose: nothing to score
         try:
-            outputs = self._decoder.prefill(
+            outputs = decoder.prefill(
                 ops,
                 PrefillInputs(
                     input_ids=torch.from_numpy(token_ids),
