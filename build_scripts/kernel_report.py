@@ -110,7 +110,8 @@ def report(stage: str, architecture: int = 90) -> tuple[Kernel, ...]:
     ptx = (BUILD / f"kernels/{stage}.compute_{architecture}.ptx").read_text()
     bodies = dict(re.findall(r"\.entry (\w+)\((.*?)^\}", ptx, re.DOTALL | re.MULTILINE))
     entries = re.findall(
-        rf"Compiling entry function '(\w+)' for 'sm_{architecture}'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+        rf"Compiling entry function '(\w+)' for 'sm_{architecture}'.*?"
+        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
         r".*?Used (\d+) registers([^\n]*)",
         said,
         re.DOTALL,

@@ -55,12 +55,21 @@ append(Tensor k_new, Tensor v_new, Tensor(a!) arena, Tensor block_table, Tensor 
 """
 
 
+def _cuda_device(arguments: Sequence[Any]) -> torch.device:
+    """Of the first tensor that is on one; tensors elsewhere are the stage's to refuse, by name."""
+    for x in arguments:
+        for tensor in x if isinstance(x, list | tuple) else (x,):
+            if isinstance(tensor, Tensor) and tensor.is_cuda:
+                return tensor.device
+    raise ValueError("no argument is a CUDA tensor")
+
+
 def _on_device(stage: Callable[..., Any]) -> Callable[..., Any]:
     """The stage with its tensors' CUDA device made the current one."""
 
     @functools.wraps(stage)
     def run(*arguments: Any) -> Any:
-        with torch.cuda.device(next(x.device for x in arguments if isinstance(x, Tensor))):
+        with torch.cuda.device(_cuda_device(arguments)):
             return stage(*arguments)
 
     return run

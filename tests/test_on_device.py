@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the GPU's tests are made of, where there is no GPU: the scripts of tests/device over emulated kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import test_compact
+from device import graphs, kernels
+from device.moved import Mover, computing_on, through
+from hubkv_trt import ops
+from on_device import emulated
+from simt.library import load
+
+
+@pytest.mark.parametrize("name", kernels.CHECKS)
+def test_small_shapes(name: str) -> None:
+    with emulated(load("plain")):
+        kernels.CHECKS[name]()
+
+
+def test_replays() -> None:
+    expected = graphs.host_results()
+    with emulated(load("plain")):
+        graphs.check(expected, device="cpu")
+
+
+def test_replays_that_miss_a_table_are_seen() -> None:
+    expected = graphs.host_results()
+    expected[2] = expected[1]
+    with pytest.raises(AssertionError, match="refine"):
+        graphs.check(expected, device="cpu")
+
+
+def test_moved_tensors_keep_their_place() -> None:
+    memory = torch.arange(100, dtype=torch.float32)
+    x, y = memory[3:99].view(4, 24)[:, 2:9], memory[50:60].view(torch.int32)
+    moved = Mover("cpu")([x, (y, 7)])
+    assert torch.equal(moved[0], x)
+    assert torch.equal(moved[1][0], y)
+    assert moved[1][1] == 7
+    assert (moved[0].stride(), moved[0].storage_offset()) == (x.stride(), x.storage_offset())
+    assert moved[0].untyped_storage().data_ptr() == moved[1][0].untyped_storage().data_ptr() != memory.data_ptr()
+
+
+def test_all_that_was_written_comes_back() -> None:
+    """Also outside of the tensors that a stage was given."""
+
+    def fill(k_rows: torch.Tensor) -> None:
+        torch.empty(0, dtype=torch.uint8).set_(k_rows.untyped_storage()).fill_(1)
+
+    arena = torch.zeros(64, dtype=torch.uint8)
+    through(fill, "cpu", ("k_rows",))(arena[8:16])
+    assert bool((arena == 1).all())
+    with computing_on("cpu"):
+        test_compact.test_into_an_arena()
+        with pytest.raises(ValueError, match="k_rows: strides"):
+            ops.compact_into(
+                test_compact.K,
+                test_compact.K,
+                test_compact.POSITIONS,
+                test_compact.OFFSETS,
+                torch.zeros(8, 8)[::2],
+                torch.zeros(4, 8),
+            )
