@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attend_plugin.h"
 
+#include <algorithm>
+
 namespace hubkv::plugin
 {
 namespace
@@ -20,6 +22,9 @@ enum Input
     kWORK_COUNT,
     kNUM_INPUTS
 };
+
+//! Beyond it the workspace only grows with the number of tokens (hubkv_attend_workspace).
+constexpr int64_t kMAX_SHARED_TQ = 32;
 
 //! Tokens, heads and head dim of [N, H, D] or [B, Tq, H, D].
 struct Heads
@@ -129,9 +134,25 @@ hubkv_attend_params AttendPlugin::params(Tensors const& tensors) const
 
 int64_t AttendPlugin::workspaceBytes(Tensors const& tensors) const
 {
-    hubkv_attend_params const given = params(tensors);
+    hubkv_attend_params given = params(tensors);
     int64_t bytes = 0;
     check(hubkv_attend_workspace(HUBKV_CUDA, &given, &bytes));
+    if (tensors.exact)
+    {
+        return bytes;
+    }
+    // Few tokens of each of many sequences may need more than many tokens: their rows are shared out, in parts.
+    int64_t const sequences = given.cache.B;
+    int64_t const tokens = Heads("q", tensors.in[kQ]).tokens;
+    bool const knowsTq = tensors.in[kQ].dims.nbDims == 4;
+    int64_t const most = std::min(knowsTq ? tensors.in[kQ].dims.d[1] : tokens, kMAX_SHARED_TQ);
+    for (given.Tq = 1; given.Tq <= most; ++given.Tq)
+    {
+        given.cache.B = std::min(sequences, tokens / given.Tq);
+        int64_t needed = 0;
+        check(hubkv_attend_workspace(HUBKV_CUDA, &given, &needed));
+        bytes = std::max(bytes, needed);
+    }
     return bytes;
 }
 

@@ -53,6 +53,11 @@ hubkv_refine_params RefinePlugin::params(Tensors const& tensors) const
     result.T = dim("scores", tensors.in[0], 3, 2);
     checkDim("alpha", tensors.in[1], 1, 0, 1);
     checkDim("window", tensors.in[2], 1, 0, 1);
+    for (int32_t axis = 0; axis < 3; ++axis)
+    {
+        checkDim("refined", tensors.out[0], 3, axis, tensors.in[0].dims.d[axis]);
+    }
+    checkDim("non_finite", tensors.out[1], 1, 0, 1);
     result.nmsKernel = mFields.nmsKernel;
     result.penaltyFactor = mFields.penaltyFactor;
     result.headWeightTemperature = mFields.headWeightTemperature;
