@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hubkv_trt import _abi
 from plugin import harness, registry
 from plugin.harness import Library, Plugin, Tensor, log, tensor
 from plugin.nodes import FIELDS, NAMES, ROW_TYPES, SHAPE_VALUES, node, outputs
-from simt.library import load
+from simt.library import ROOT, load
 
 plugins = pytest.fixture(scope="module")(harness.loaded)
 
@@ -60,6 +61,28 @@ def test_budget_sets_the_rows_of_select(plugins: Library) -> None:
         given = plugins.make("HubKVSelect", num_groups=groups).outputs(node("HubKVSelect"), rows)
         assert given is not None
         assert [x.shape for x in given] == [(groups * rows,), (7,)]
+
+
+def test_documented_fields_are_those_that_there_are(plugins: Library) -> None:
+    """Names, types and defaults of docs/plugin.md: ``default 5``, or for several names ``default 0.8, 1.2``."""
+    sections = (ROOT / "docs" / "plugin.md").read_text().split("\n### ")[1:]
+    assert [section.split("\n", 1)[0] for section in sections] == NAMES
+    for name, section in zip(NAMES, sections, strict=True):
+        documented: dict[str, str] = {}
+        defaults: dict[str, float] = {}
+        for names, kind, text in re.findall(r"^\| field \| (.*?) \| (\w+) \| (.*) \|$", section, flags=re.M):
+            fields = re.findall(r"`(\w+)`", names)
+            documented |= dict.fromkeys(fields, kind)
+            values = re.search(r"default:? ([\d., ]+\d|\d)", text.replace("0, the default", "default 0"))
+            if values is not None:
+                defaults |= zip(fields, map(float, values[1].split(", ")), strict=True)
+        assert documented == {n: v.dtype.name for n, v in registry.GOOD[name].items()}
+        made = plugins.create(name, **{n: v for n, v in registry.GOOD[name].items() if n not in defaults})
+        assert made is not None, log()
+        assert {n: v for n, v in made.fields().items() if n in defaults} == pytest.approx(defaults)
+        for field in documented.keys() - defaults.keys():
+            rest = {n: v for n, v in registry.GOOD[name].items() if n != field}
+            assert plugins.create(name, **rest) is None, field
 
 
 @pytest.mark.parametrize("name", NAMES)
