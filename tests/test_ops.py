@@ -332,7 +332,36 @@ def python(code: str, **variables: str) -> str:
 def test_environment() -> None:
     code = "from hubkv_trt import _library as o; print(o.cpu_isa(), o.num_threads())"
     assert python(code, HUBKV_CPU_ISA="scalar", HUBKV_NUM_THREADS="3") == "scalar 3"
-    assert python(code, HUBKV_CPU_ISA="unknown", HUBKV_NUM_THREADS="none").split()[0] == python(code).split()[0]
+    assert python(code, HUBKV_CPU_ISA="", HUBKV_NUM_THREADS="") == python(code)
+    assert python(code, HUBKV_CPU_ISA="avx512") == python(code)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("HUBKV_NUM_THREADS", "abc", "'abc' is not a whole number in 1..1024"),
+        ("HUBKV_NUM_THREADS", "2x", "'2x' is not a whole number in 1..1024"),
+        ("HUBKV_NUM_THREADS", "0", "'0' is not a whole number in 1..1024"),
+        ("HUBKV_NUM_THREADS", "9" * 99, f"'{'9' * 64}' is not a whole number in 1..1024"),
+        ("HUBKV_CPU_ISA", "bogus", "'bogus' is not scalar, avx2 or avx512"),
+        ("HUBKV_CPU_ISA", "AVX2", "'AVX2' is not scalar, avx2 or avx512"),
+    ],
+)
+def test_wrong_environment(name: str, value: str, message: str) -> None:
+    """An error of the first use, in Python and in every stage of the C ABI on the CPU."""
+    code = """
+import ctypes, torch
+from hubkv_trt import _abi, _library, ops
+try:
+    ops.select(torch.zeros(1, 1, 4), 1, 2)
+except ValueError as error:
+    print(error)
+library = _library.load(_library.find())
+for i in range(2):
+    assert library.hubkv_select_workspace(_abi.CPU, _abi.SelectParams(1, 1, 4, 2), ctypes.c_int64()) == 1
+    print(library.hubkv_last_error().decode())
+"""
+    assert python(code, **{name: value}).splitlines() == [f"{name}: {message}"] * 3
 
 
 def test_missing_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -77,8 +77,12 @@ def library() -> ctypes.CDLL:
 
     Raises:
         ImportError: as :func:`find` and :func:`load`.
+        ValueError: ``HUBKV_NUM_THREADS`` or ``HUBKV_CPU_ISA`` holds something else than it may.
     """
-    return load(find())
+    loaded = load(find())
+    if loaded.hubkv_check_environment():
+        raise ValueError(loaded.hubkv_last_error().decode(errors="replace"))
+    return loaded
 
 
 def fail(status: int) -> NoReturn:
