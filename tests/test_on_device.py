@@ -3,6 +3,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -64,3 +70,23 @@ def test_all_that_was_written_comes_back() -> None:
                 torch.zeros(8, 8)[::2],
                 torch.zeros(4, 8),
             )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there: the script would begin its five minutes")
+def test_the_script_fails_where_no_gpu_is(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHON": sys.executable, "OUT": str(tmp_path)}
+    script = Path(__file__).parent / "device/run.sh"
+    done = subprocess.run([script], env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "torch sees no GPU" in done.stdout
+    assert (tmp_path / "run.log").read_text() == done.stdout
+
+
+def test_the_benchmark_runs(tmp_path: Path) -> None:
+    """On the host kernels, whose times say nothing here; it compares results with torch's before it times them."""
+    script = Path(__file__).parents[1] / "benchmarks/device.py"
+    command = [sys.executable, script, "--quick", "--device", "cpu", "--json", tmp_path / "figures"]
+    subprocess.run(command, capture_output=True, timeout=120, check=True)
+    figures = json.loads((tmp_path / "figures").read_text())
+    assert {row["stage"] for row in figures["rows"]} >= {"refine", "select", "compact", "attend", "append", "plan"}
+    assert all(row["ours"]["device"] > 0 for row in figures["rows"])
