@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 import hubkv_trt
-from hubkv_trt import _abi, _library, _stages_prefill, ops
+from hubkv_trt import _abi, _library, _operators, ops
 from hubkv_trt._library import call, workspace_bytes
 from hubkv_trt._tensors import BoundedCache
 from ragged_cache import new_rows, random_cache
@@ -98,16 +99,37 @@ def test_fake_kernel_stays_on_the_gpu(name: str) -> None:
             assert x.device.type == "cuda"
 
 
+def test_signatures_are_the_schemas() -> None:
+    """Names in order, what is written to, and that a name works as an argument."""
+    schemas = {name: str(getattr(torch.ops.hubkv, name).default._schema) for name in samples()}
+    assert schemas["select"] == (
+        "hubkv::select(Tensor refined, SymInt num_groups, SymInt rows_per_group) -> (Tensor, Tensor)"
+    )
+    assert schemas["compact_into"] == (
+        "hubkv::compact_into(Tensor[] k, Tensor[] v, Tensor positions, Tensor head_offsets, "
+        "Tensor(a!) k_rows, Tensor(b!) v_rows) -> ()"
+    )
+    assert schemas["append"] == (
+        "hubkv::append(Tensor k_new, Tensor v_new, Tensor(a!) arena, Tensor block_table, Tensor tail_lengths, "
+        "Tensor? new_lengths, SymInt page_tokens, SymInt page_base) -> ()"
+    )
+    for name, arguments in samples().items():
+        function = getattr(ops, name)
+        assert function.__doc__
+        getattr(ops, name)(**dict(zip(inspect.signature(function).parameters, arguments, strict=True)))
+
+
 def test_the_first_cuda_tensor_names_the_device() -> None:
     """Also where it is in a list, or comes after tensors of the CPU that the stage then refuses by name."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    refine = inspect.unwrap(ops.refine)
     with FakeTensorMode():
         on_gpu = torch.empty(1, device="cuda:1")
-        assert ops._cuda_device([5, torch.empty(3), [torch.empty(2), on_gpu]]) == on_gpu.device
-        assert ops._cuda_device([on_gpu, torch.empty(2, device="cuda:0")]) == on_gpu.device
+        assert _operators.cuda_device([5, torch.empty(3), [torch.empty(2), on_gpu]]) == on_gpu.device
+        assert _operators.cuda_device([on_gpu, torch.empty(2, device="cuda:0")]) == on_gpu.device
         with pytest.raises(ValueError, match="alpha: it is on cuda:1, not on cpu"):
-            _stages_prefill.refine(torch.empty(1, 1, 8), on_gpu, on_gpu, 5, 0.5, 0.5, 0.8, 1.2, 4)
+            refine(torch.empty(1, 1, 8), on_gpu, on_gpu, 5, 0.5, 0.5, 0.8, 1.2, 4)
 
 
 def test_compiled_code_calls_the_operators() -> None:
