@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,22 @@ def test_wrong_dimensions_at_enqueue_are_refused(plugins: Library) -> None:
         log()
         assert ready.enqueue(cases[0].inputs, smaller, 1 << 20) != 0, name
         assert log().startswith(f"1 {name}: ")
+
+
+# The count of scores that are not finite, and the lengths of new tokens: null means none, and all.
+MAY_BE_NULL = {("HubKVRefine", 4), ("HubKVAttend", 7)}
+
+
+def test_null_addresses_are_refused(plugins: Library) -> None:
+    for name, cases in pairs().items():
+        built = plugins.make(name, **cases[0].fields)
+        inputs, out = cases[0].inputs, built.empty_outputs(cases[0].inputs, *cases[0].values)
+        ready = context(built.reload(), cases[0], out)
+        log()
+        for null in range(len(inputs) + len(out)):
+            if (name, null) not in MAY_BE_NULL:
+                assert ready.enqueue(inputs, out, 1 << 20, null=null) != 0, (name, null)
+                assert re.fullmatch(rf"1 {name}: .*null.*\n", log()), (name, null)
 
 
 @pytest.mark.parametrize("kind", [harness.NO_FINDER, harness.FINDER_OF_NONE, harness.FINDER_THAT_THROWS])

@@ -128,7 +128,7 @@ def cpu_isa() -> str:
 
 
 def num_threads() -> int:
-    """Threads of the host kernels, the caller included."""
+    """Threads of the host kernels, the caller included. Starts as ``HUBKV_NUM_THREADS``, else the CPUs there are."""
     return int(library().hubkv_num_threads())
 
 

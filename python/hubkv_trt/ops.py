@@ -5,7 +5,8 @@ Letters: B sequences, T prompt tokens, Tq new tokens, L layers, Hq query heads, 
 P tokens per tail page. Exact semantics: ``include/hubkv/hubkv.h``. Tensors are on the CPU or on one CUDA device and
 dense unless said otherwise. All functions raise:
 
-* ``ValueError`` naming the field and the value: a tensor or a parameter does not fit;
+* ``ValueError`` naming the field and the value: a tensor or a parameter does not fit, or ``HUBKV_NUM_THREADS`` or
+  ``HUBKV_CPU_ISA`` in the environment;
 * ``NotImplementedError``: a CUDA tensor, and libhubkv was not built with CUDA;
 * ``ImportError``: there is no libhubkv (the message says how to build it).
 """

@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from fuzz_tables import wild
-from plugin.harness import Library, Memory, describe, emulated, log
+from plugin.harness import Library, describe, emulated, log
+from plugin.memory import Memory
 
 ROWS = {"float32": np.float32, "float16": np.float16, "uint16": np.uint16}
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from plugin.memory import Memory
 from simt import library
 
 BUILD, RUNTIME = range(2)
@@ -72,26 +73,8 @@ def tensors(items: Sequence[Tensor]) -> Any:
     return (Tensor * max(len(items), 1))(*items)
 
 
-def addresses(arrays: Sequence[np.ndarray]) -> Any:
-    return (c_void_p * len(arrays))(*[x.ctypes.data for x in arrays])
-
-
-class Memory:
-    """So many bytes of malloc's, aligned as TensorRT's are: AddressSanitizer sees each access before or after them."""
-
-    ALIGNMENT = 256
-
-    def __init__(self, size: int) -> None:
-        self._libc = ctypes.CDLL(None)
-        self._start = c_void_p()
-        if self._libc.posix_memalign(ctypes.byref(self._start), ctypes.c_size_t(self.ALIGNMENT), ctypes.c_size_t(size)):
-            raise MemoryError(size)
-        self.address = int(self._start.value or 0)
-        self.bytes = np.frombuffer((ctypes.c_uint8 * size).from_address(self.address), np.uint8)
-        self.bytes[:] = 0xFF
-
-    def __del__(self) -> None:
-        self._libc.free(self._start)
+def addresses(arrays: Sequence[np.ndarray | None]) -> Any:
+    return (c_void_p * len(arrays))(*[None if x is None else x.ctypes.data for x in arrays])
 
 
 @functools.cache
@@ -201,10 +184,15 @@ class Plugin:
     def shape_change(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
         return int(self._call("shape_change", *self._both(inputs, outputs)))
 
-    def enqueue(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: int) -> int:
+    def enqueue(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: int, null: int | None = None
+    ) -> int:
+        """null: the input or output (counted on) whose address is null."""
         described = self._both([describe(x) for x in inputs], [describe(x) for x in outputs])
+        given = [None if i == null else x for i, x in enumerate([*inputs, *outputs])]
+        data = addresses(given[: len(inputs)]), addresses(given[len(inputs) :])
         memory = Memory(workspace)
-        return int(self._call("enqueue", *described, addresses(inputs), addresses(outputs), c_void_p(memory.address)))
+        return int(self._call("enqueue", *described, *data, c_void_p(memory.address)))
 
     def run(self, inputs: Sequence[np.ndarray], *values: int) -> list[np.ndarray]:
         """The whole life of a node in an engine whose profile ends at these shapes."""
