@@ -82,6 +82,13 @@ def test_the_script_fails_where_no_gpu_is(tmp_path: Path) -> None:
     assert (tmp_path / "run.log").read_text() == done.stdout
 
 
+def test_the_script_refuses_a_section_that_it_has_not() -> None:
+    script = Path(__file__).parent / "device/run.sh"
+    done = subprocess.run([script, "build", "tables"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "section: 'tables' is not one of build " in done.stderr
+
+
 def test_the_benchmark_runs(tmp_path: Path) -> None:
     """On the host kernels, whose times say nothing here; it compares results with torch's before it times them."""
     script = Path(__file__).parents[1] / "benchmarks/device.py"
