@@ -230,6 +230,8 @@ typedef struct
     int64_t vTokenStride;
 } hubkv_attend_params;
 
+/* With Tq <= 32 fewer tokens may need more bytes than many: the rows of a head are then shared out, and the parts merged.
+ * Beyond, bytes grow with B * Tq; and with B, maxPages and capacity always. */
 HUBKV_API hubkv_status hubkv_attend_workspace(hubkv_device device, hubkv_attend_params const* params, int64_t* bytes);
 HUBKV_API hubkv_status hubkv_attend(hubkv_device device, void* stream, hubkv_attend_params const* params,
     void const* q,              /* [B, Tq, Hq, D] with qTokenStride */
