@@ -82,7 +82,7 @@ def build() -> Path:
     with open(BUILD / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-        options = ["-DHUBKV_CUDA=ON", "-DHUBKV_KERNEL_REPORT=ON", "-DHUBKV_PLUGIN=OFF", "-DHUBKV_WERROR=ON"]
+        options = ["-DHUBKV_CUDA=ON", "-DHUBKV_KERNEL_REPORT=ON", "-DHUBKV_PLUGIN=AUTO", "-DHUBKV_WERROR=ON"]
         options.append(f"-DPython3_EXECUTABLE={sys.executable}")  # whose wheels may have nvcc
         _run("cmake", *generator, "-S", ROOT, "-B", BUILD, *options)
         _run("cmake", "--build", BUILD, "--parallel", str(os.cpu_count() or 2))

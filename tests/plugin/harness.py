@@ -109,6 +109,15 @@ def host_only() -> Path:
     return library.BUILD / "libhubkv_plugin.so"
 
 
+def check_symbols(file: Path) -> None:
+    """It exports the two functions that a registry calls, and needs neither TensorRT nor CUDA."""
+    symbols = subprocess.run(["nm", "-D", "--defined-only", file], check=True, capture_output=True, text=True).stdout
+    assert {line.split()[-1] for line in symbols.splitlines()} == {"getCreators", "setLoggerFinder"}
+    needed = subprocess.run(["ldd", file], check=True, capture_output=True, text=True).stdout
+    assert "libc.so" in needed
+    assert not any(word in needed for word in ("nvinfer", "libhubkv", "cuda", "not found"))
+
+
 def log() -> str:
     """What the plugins have logged since the last call."""
     return harness().harness_log().decode()
