@@ -15,6 +15,8 @@ export PYTORCH_NO_CUDA_MEMORY_CACHING=1
 help=$("$sanitizer" --help)
 options=(--tool "$tool" --error-exitcode 9 --print-limit 20)
 grep -q -- --kernel-name <<<"$help" && options+=(--kernel-name kns=hubkv)
+# torch asks the driver things that it may answer with an error; those of our launches are exceptions.
+grep -q -- --report-api-errors <<<"$help" && options+=(--report-api-errors no)
 [[ $tool == racecheck ]] && options+=(--racecheck-report all)
 [[ $tool == memcheck ]] && grep -q -- --padding <<<"$help" && options+=(--padding 256)
 
