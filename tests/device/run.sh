@@ -10,7 +10,7 @@
 #   graphs      CUDA graphs captured once and replayed over other tables
 #   streams     the current stream, and no waiting
 #   tests       the tests that carry the marker gpu, by pytest
-#   memcheck    compute-sanitizer over the small shapes; first, that it sees a planted fault
+#   memcheck    compute-sanitizer over the small shapes, after it has found a planted fault
 #   racecheck   the same for shared memory
 #   benchmark   achieved over copy bandwidth, torch beside
 #

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# sanitize.sh memcheck|racecheck: compute-sanitizer over every kernel on small shapes. torch takes each tensor from the
-# driver by itself, so that the end of a tensor is the end of an allocation. Only kernels of libhubkv are watched.
+# sanitize.sh memcheck|racecheck: compute-sanitizer over every kernel on small shapes, after it has found a planted
+# fault. torch takes each tensor from the driver by itself, so that the end of a tensor is the end of an allocation.
+# Only kernels of libhubkv are watched.
 set -euo pipefail
 
 tool=$1
@@ -17,16 +18,23 @@ options=(--tool "$tool" --error-exitcode 9 --print-limit 20)
 grep -q -- --kernel-name <<<"$help" && options+=(--kernel-name kns=hubkv)
 # torch asks the driver things that it may answer with an error; those of our launches are exceptions.
 grep -q -- --report-api-errors <<<"$help" && options+=(--report-api-errors no)
-[[ $tool == racecheck ]] && options+=(--racecheck-report all)
-[[ $tool == memcheck ]] && grep -q -- --padding <<<"$help" && options+=(--padding 256)
-
 if [[ $tool == memcheck ]]; then
-    status=0
-    said=$("$sanitizer" "${options[@]}" "$PYTHON" -m device.planted 2>&1) || status=$?
-    if ((status == 0)) || ! grep -q "Invalid __global__ read" <<<"$said"; then
-        printf '%s\nNOT PROVEN: a planted read outside of memory was not reported\n' "$said"
-        exit 1
-    fi
-    echo "  a planted read outside of memory was reported"
+    grep -q -- --padding <<<"$help" && options+=(--padding 256)
+    planted=("$PYTHON" -m device.planted_read)
+    sign="Invalid __global__ read"
+else
+    options+=(--racecheck-report all)
+    nvcc=${CUDACXX:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
+    "$nvcc" -arch=native -o "$BUILD/planted_race" tests/device/planted_race.cu
+    planted=("$BUILD/planted_race")
+    sign="Race reported|hazard detected"
 fi
+
+status=0
+said=$("$sanitizer" "${options[@]}" "${planted[@]}" 2>&1) || status=$?
+if ((status == 0)) || ! grep -qE "$sign" <<<"$said"; then
+    printf '%s\nNOT PROVEN: %s did not report the planted fault (exit status %d)\n' "$said" "$tool" "$status"
+    exit 1
+fi
+echo "  the planted fault was reported"
 exec "$sanitizer" "${options[@]}" "$PYTHON" -m device.kernels

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A read outside of memory, for a sanitizer to find: select is told of more scores than there are.
 
-python -m device.planted
+python -m device.planted_read
 """
 
 from __future__ import annotations
