@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from hubkv_trt import _abi
 from plugin import harness, registry
 from plugin.harness import Library, Plugin, Tensor, log, tensor
-from plugin.nodes import FIELDS, NAMES, ROW_TYPES, SHAPE_VALUES, node, outputs
+from plugin.nodes import FIELDS, NAMES, ROW_TYPES, SHAPE_VALUES, Sizes, node, outputs
 from simt.library import ROOT, load
 
 plugins = pytest.fixture(scope="module")(harness.loaded)
@@ -41,19 +42,15 @@ def test_types_and_formats(plugins: Library, name: str, rows: str) -> None:
         assert accepted == ([(0, 0), (1, 0), (7, 0)] if chooses else [(item.type, 0)])
 
 
-SIZES = ["L", "Hkv", "T", "D", "B", "Tq", "G", "K", "max_pages", "capacity"]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_shapes_follow_inputs(plugins: Library, name: str) -> None:
     random = np.random.default_rng(6)
     plugin = plugins.make(name, **FIELDS[name])
     for _ in range(20):
-        sizes = {key: int(random.integers(1, 3000)) for key in SIZES}
-        sizes["L"] = int(random.integers(1, 5))
-        given = plugin.outputs(node(name, **sizes), *SHAPE_VALUES.get(name, ()))
+        sizes = replace(Sizes(*map(int, random.integers(1, 3000, len(fields(Sizes))))), L=int(random.integers(1, 5)))
+        given = plugin.outputs(node(name, s=sizes), *SHAPE_VALUES.get(name, ()))
         assert given is not None, log()
-        assert [(x.dtype.name, x.shape) for x in given] == outputs(name, **sizes)
+        assert [(x.dtype.name, x.shape) for x in given] == outputs(name, s=sizes)
 
 
 def test_budget_sets_the_rows_of_select(plugins: Library) -> None:
@@ -159,7 +156,7 @@ def test_workspace_of_a_profile_covers_what_lies_below(plugins: Library, name: s
     for _ in range(50):
         most = [int(random.integers(1, end + 1)) for end in (4, 8, 20000)]
         below = [int(random.integers(1, end + 1)) for end in most]
-        sizes = [workspace(plugin, node(name, L=L, Hkv=Hkv, T=T), *values) for L, Hkv, T in (below, most)]
+        sizes = [workspace(plugin, node(name, s=Sizes(*x)), *values) for x in (below, most)]
         assert 0 < sizes[0] <= sizes[1], (below, most)
 
 
@@ -169,25 +166,22 @@ def test_workspace_of_attend_covers_what_lies_below(plugins: Library, by_sequenc
     random = np.random.default_rng(8)
     plugin = plugins.make("HubKVAttend", layer=0, page_tokens=16)
 
-    def inputs(B: int, Tq: int, **sizes: int) -> list[Tensor]:
-        flat = node("HubKVAttend", B=B, Tq=Tq, **sizes)
-        if by_sequence:
-            flat[:3] = [tensor("float32", B, Tq, *x.shape[1:]) for x in flat[:3]]
-        return flat
-
     for _ in range(200):
-        heads = {"Hkv": int(random.integers(1, 9)), "G": int(random.integers(1, 17)), "D": 64}
+        Hkv, G, D = int(random.integers(1, 9)), int(random.integers(1, 17)), 64
         B, Tq, pages = (int(random.integers(1, end)) for end in (20, 100, 600))
-        capacity = B * heads["Hkv"] + int(random.integers(0, 100))
+        capacity = B * Hkv + int(random.integers(0, 100))
         less, fewer = int(random.integers(1, B + 1)), int(random.integers(1, pages + 1))
         tokens = int(random.integers(1, (Tq if by_sequence else B * Tq // less) + 1))
-        most = workspace(plugin, inputs(B, Tq, max_pages=pages, capacity=capacity, **heads))
-        Hkv, G, D = heads.values()
+        sizes = Sizes(Hkv=Hkv, G=G, D=D, B=B, Tq=Tq, max_pages=pages, capacity=capacity)
+        inputs = node("HubKVAttend", s=sizes)
+        if by_sequence:
+            inputs[:3] = [tensor("float32", B, Tq, *x.shape[1:]) for x in inputs[:3]]
+        most = workspace(plugin, inputs)
         cache = _abi.CacheParams(less, 3, Hkv, D, _abi.FLOAT32, 16, fewer, 0, capacity)
         params = _abi.AttendParams(cache, tokens, Hkv * G, 0, 0.0, Hkv * G * D, Hkv * D, Hkv * D)
         needed = ctypes.c_int64()
         assert load("plain").hubkv_attend_workspace(_abi.CUDA, params, needed) == 0
-        assert 0 < needed.value <= most, (B, Tq, pages, less, tokens, fewer, heads)
+        assert 0 < needed.value <= most, (sizes, less, tokens, fewer)
 
 
 def test_random_nodes_never_crash(plugins: Library) -> None:

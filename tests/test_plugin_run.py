@@ -55,6 +55,25 @@ def test_plan_and_attend_equal_oracles(plugins: Library, dtype: torch.dtype, num
         check_run(plugins, name, case)
 
 
+def test_decoding_fits_the_workspace_of_a_profile_of_long_questions(plugins: Library) -> None:
+    """The profile ends at 11 new tokens of each sequence, 33 queries of a KV head, whose rows are not shared out.
+    One of each comes and needs more memory: AddressSanitizer sees where it has less.
+    """
+    for name, case in cache_cases(torch.float16, 1):
+        if name == "HubKVAttend":
+            plugin = plugins.make(name, **case.fields)
+            outputs = plugin.empty_outputs(case.inputs)
+            given, wanted = [harness.describe(x) for x in case.inputs], [harness.describe(x) for x in outputs]
+            longest = [Tensor.from_buffer_copy(x) for x in (*given[:3], *wanted)]
+            for x in longest:
+                x.d[0 if x.rank == 3 else 1] *= 11
+            profile = [*longest[:3], *given[3:]], longest[3:]
+            assert plugin.configure(*profile) == 0, log()
+            ready = context(plugin.reload(), case, outputs)
+            assert ready.enqueue(case.inputs, outputs, plugin.workspace(*profile)) == 0, log()
+            case.check(outputs)
+
+
 # ---- execution contexts ----------------------------------------------------------------------------------------------
 
 

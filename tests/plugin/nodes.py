@@ -30,10 +30,21 @@ FIELDS: dict[str, dict[str, Any]] = {
 SHAPE_VALUES = {"HubKVSelect": (17,)}
 
 
-def node(
-    name: str, rows: str = "float32", L: int = 3, Hkv: int = 2, T: int = 40, D: int = 16, B: int = 2, Tq: int = 3,
-    G: int = 4, K: int = 50, max_pages: int = 5, capacity: int = 20,
-) -> list[Tensor]:  # fmt: skip
+@dataclass(frozen=True)
+class Sizes:
+    L: int = 3
+    Hkv: int = 2
+    T: int = 40
+    D: int = 16
+    B: int = 2
+    Tq: int = 3
+    G: int = 4
+    K: int = 50
+    max_pages: int = 5
+    capacity: int = 20
+
+
+def node(name: str, rows: str = "float32", s: Sizes = Sizes()) -> list[Tensor]:
     """Inputs of a node."""
 
     def int32(*shape: int) -> Tensor:
@@ -43,29 +54,26 @@ def node(
         return tensor("int64", *shape)
 
     if name == "HubKVRefine":
-        return [tensor("float32", L, Hkv, T), tensor("float32", 1), int32(1)]
+        return [tensor("float32", s.L, s.Hkv, s.T), tensor("float32", 1), int32(1)]
     if name == "HubKVSelect":
-        return [tensor("float32", L, Hkv, T)]
+        return [tensor("float32", s.L, s.Hkv, s.T)]
     if name == "HubKVCompact":
-        return [tensor(rows, T, Hkv, D)] * (2 * L) + [int32(K), int64(L * Hkv + 1)]
+        return [tensor(rows, s.T, s.Hkv, s.D)] * (2 * s.L) + [int32(s.K), int64(s.L * s.Hkv + 1)]
     if name == "HubKVPlan":
-        return [int64(2), int64(B, 4)]
-    q, k = tensor(rows, B * Tq, Hkv * G, D), tensor(rows, B * Tq, Hkv, D)
-    tables = [int64(2), int64(B, 4), int32(B, max_pages), int32(B), int32(B)]
-    return [q, k, k, *tables, int32(L, capacity, 4), int32(L)]
+        return [int64(2), int64(s.B, 4)]
+    q, k = tensor(rows, s.B * s.Tq, s.Hkv * s.G, s.D), tensor(rows, s.B * s.Tq, s.Hkv, s.D)
+    tables = [int64(2), int64(s.B, 4), int32(s.B, s.max_pages), int32(s.B), int32(s.B)]
+    return [q, k, k, *tables, int32(s.L, s.capacity, 4), int32(s.L)]
 
 
-def outputs(
-    name: str, rows: str = "float32", L: int = 3, Hkv: int = 2, T: int = 40, D: int = 16, B: int = 2, Tq: int = 3,
-    G: int = 4, K: int = 50, max_pages: int = 5, capacity: int = 20,
-) -> list[tuple[str, tuple[int, ...]]]:  # fmt: skip
+def outputs(name: str, rows: str = "float32", s: Sizes = Sizes()) -> list[tuple[str, tuple[int, ...]]]:
     """Types and shapes of what the node gives, with FIELDS and SHAPE_VALUES."""
     return {
-        "HubKVRefine": [("float32", (L, Hkv, T)), ("int64", (1,))],
-        "HubKVSelect": [("int32", (3 * 17,)), ("int64", (L * Hkv + 1,))],
-        "HubKVCompact": [(rows, (K, D)), (rows, (K, D))],
+        "HubKVRefine": [("float32", (s.L, s.Hkv, s.T)), ("int64", (1,))],
+        "HubKVSelect": [("int32", (3 * 17,)), ("int64", (s.L * s.Hkv + 1,))],
+        "HubKVCompact": [(rows, (s.K, s.D)), (rows, (s.K, s.D))],
         "HubKVPlan": [("int32", (3, 20, 4)), ("int32", (3,))],
-        "HubKVAttend": [(rows, (B * Tq, Hkv * G, D))],
+        "HubKVAttend": [(rows, (s.B * s.Tq, s.Hkv * s.G, s.D))],
     }[name]
 
 
