@@ -40,7 +40,7 @@ def select(refined: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor
 def flat_rows(positions: torch.Tensor, head_offsets: torch.Tensor, num_layers: int) -> list[torch.Tensor]:
     """Per layer the kept rows as indices into [T*Hkv]: what index_select needs; made once, outside of any timing."""
     num_heads = (len(head_offsets) - 1) // num_layers
-    heads = torch.repeat_interleave(torch.arange(len(head_offsets) - 1), head_offsets.diff())
+    heads = torch.repeat_interleave(head_offsets.diff())
     flat = positions.long() * num_heads + heads % num_heads
     return [flat[head_offsets[i * num_heads] : head_offsets[(i + 1) * num_heads]] for i in range(num_layers)]
 
@@ -71,7 +71,7 @@ def pad_rows(
         offsets = head_offsets[i * num_heads : (i + 1) * num_heads + 1].tolist()
         longest = max(stop - start for start, stop in itertools.pairwise(offsets))
         padded = rows.new_zeros(num_heads, longest, rows.shape[-1])
-        mask = torch.zeros(num_heads, longest, dtype=torch.bool)
+        mask = torch.zeros(num_heads, longest, dtype=torch.bool, device=rows.device)
         for head, (start, stop) in enumerate(itertools.pairwise(offsets)):
             padded[head, : stop - start] = rows[start:stop]
             mask[head, : stop - start] = True

@@ -4,24 +4,26 @@ follows.
 
     python build_scripts/kernel_report.py [--arch 80 90 ...] [STAGE ...]
 
-Needs nvcc: CUDACXX, the search path, /usr/local/cuda, or the wheels nvidia-cuda-nvcc, -crt, -runtime, -cccl and
-nvidia-nvvm. No GPU.
+Builds libhubkv with the kernels of all architectures in ``build/cuda`` first (``HUBKV_CUDA_BUILD`` names another
+folder). Needs what ``cmake -DHUBKV_CUDA=ON`` needs: an nvcc, of a toolkit or of wheels (cmake/cuda.cmake). No GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import functools
-import importlib.util
 import os
 import re
 import shutil
 import subprocess
-import tempfile
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+BUILD = Path(os.environ.get("HUBKV_CUDA_BUILD", ROOT / "build" / "cuda"))
+STAGES = tuple(sorted(path.stem for path in ROOT.glob("cpp/*/*.cu")))
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 # Per multiprocessor: threads, blocks, bytes of shared memory (of which each block costs 1 KB more than it asks for).
 # CUDA programming guide, technical specifications per compute capability. All have 65536 registers.
@@ -63,14 +65,31 @@ class Kernel:
         return fitting * warps * 32 / threads
 
 
-def find_nvcc() -> Path | None:
-    """The CUDA compiler, in the order that cmake/cuda.cmake looks for it."""
-    named = os.environ.get("CUDACXX") or shutil.which("nvcc")
-    places = [Path(named)] if named else [Path("/usr/local/cuda/bin/nvcc")]
-    wheels = importlib.util.find_spec("nvidia")
-    if wheels is not None and wheels.submodule_search_locations is not None:
-        places += [Path(folder) / "cu13/bin/nvcc" for folder in wheels.submodule_search_locations]
-    return next((place for place in places if place.is_file()), None)
+def _run(*command: str | Path) -> None:
+    done = subprocess.run([str(part) for part in command], check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout[-8000:]}\n{done.stderr[-8000:]}")
+
+
+@functools.cache
+def build() -> Path:
+    """libhubkv with the kernels of all architectures, made or brought up to date: the library's file.
+
+    Raises:
+        RuntimeError: there is no nvcc, or the kernels do not compile; the message is CMake's or the compiler's.
+    """
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with open(BUILD / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+        options = ["-DHUBKV_CUDA=ON", "-DHUBKV_KERNEL_REPORT=ON", "-DHUBKV_PLUGIN=AUTO", "-DHUBKV_WERROR=ON"]
+        options.append(f"-DPython3_EXECUTABLE={sys.executable}")  # whose wheels may have nvcc
+        _run("cmake", *generator, "-S", ROOT, "-B", BUILD, *options)
+        _run("cmake", "--build", BUILD, "--parallel", str(os.cpu_count() or 2))
+        for file in (BUILD / "kernels").iterdir():
+            if file.suffix != ".ptx":  # steps of the compiler, 40 MB a stage
+                file.unlink()
+    return BUILD / "libhubkv.so"
 
 
 def _short(mangled: list[str]) -> list[str]:
@@ -80,31 +99,21 @@ def _short(mangled: list[str]) -> list[str]:
 
 
 @functools.cache
-def report(source: Path, architecture: int = 90) -> tuple[Kernel, ...]:
-    """The kernels of a .cu file.
+def report(stage: str, architecture: int = 90) -> tuple[Kernel, ...]:
+    """The kernels of a stage's .cu file.
 
     Raises:
-        RuntimeError: there is no nvcc, or the file does not compile; the message is the compiler's.
+        RuntimeError: as :func:`build`.
     """
-    nvcc = find_nvcc()
-    if nvcc is None:
-        raise RuntimeError("no nvcc: install the CUDA toolkit or the package's extra `dev`, or set CUDACXX")
-    with tempfile.TemporaryDirectory() as folder:
-        # The options of cmake/cuda.cmake.
-        options = ["-O3", "-std=c++17", "-DHUBKV_WITH_CUDA", f"-I{ROOT}/cpp", f"-I{ROOT}/cpp/include"]
-        options += ["-fmad=false"] if source.stem == "refine" else []
-        code = f"arch=compute_{architecture},code=sm_{architecture}"
-        command = [nvcc, "-cubin", "-gencode", code, "-Xptxas", "-v", "--keep", "--keep-dir", folder]
-        command += ["-o", f"{folder}/out.cubin", *options, source]
-        done = subprocess.run([str(part) for part in command], check=False, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise RuntimeError(done.stdout + done.stderr)
-        ptx = next(Path(folder).glob("*.ptx")).read_text()
+    build()
+    said = (BUILD / f"CMakeFiles/hubkv.dir/cpp/{stage}/{stage}.cu.o.log").read_text()
+    ptx = (BUILD / f"kernels/{stage}.compute_{architecture}.ptx").read_text()
     bodies = dict(re.findall(r"\.entry (\w+)\((.*?)^\}", ptx, re.DOTALL | re.MULTILINE))
     entries = re.findall(
-        r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+        rf"Compiling entry function '(\w+)' for 'sm_{architecture}'.*?"
+        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
         r".*?Used (\d+) registers([^\n]*)",
-        done.stdout + done.stderr,
+        said,
         re.DOTALL,
     )
     names = _short([entry[0] for entry in entries])
@@ -131,15 +140,13 @@ def report(source: Path, architecture: int = 90) -> tuple[Kernel, ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stages", nargs="*", help="folders of cpp/; all by default")
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"{', '.join(STAGES)}; all by default")
     parser.add_argument("--arch", nargs="+", type=int, default=ARCHITECTURES, choices=ARCHITECTURES)
     arguments = parser.parse_args()
     print("| kernel | threads | shared, bytes | " + " | ".join(f"sm_{arch}" for arch in arguments.arch) + " |")
     print("|---|---|---|" + "---|" * len(arguments.arch))
-    for source in sorted(ROOT.glob("cpp/*/*.cu")):
-        if arguments.stages and source.stem not in arguments.stages:
-            continue
-        for row in zip(*(report(source, arch) for arch in arguments.arch), strict=True):
+    for stage in arguments.stages or STAGES:
+        for row in zip(*(report(stage, arch) for arch in arguments.arch), strict=True):
             cells = [f"{k.registers}, {k.occupancy():.0%}" + (" spills" if k.spills else "") for k in row]
             print(f"| `{row[0].name}` | {row[0].threads} | {row[0].shared} | " + " | ".join(cells) + " |")
 

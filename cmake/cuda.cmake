@@ -11,6 +11,7 @@
 # /usr/local/cuda, then the wheels nvidia-cuda-nvcc, -crt, -runtime, -cccl and nvidia-nvvm of the Python in use.
 set(HUBKV_CUDA_ARCHITECTURES "" CACHE STRING
     "GPU architectures as CMAKE_CUDA_ARCHITECTURES has them; empty: see HUBKV_CUDA in cmake/cuda.cmake")
+option(HUBKV_KERNEL_REPORT "Keep what build_scripts/kernel_report.py reads: the compiler's report and PTX of kernels" OFF)
 
 function(hubkv_find_nvcc result)
     if(CMAKE_CUDA_COMPILER)
@@ -107,6 +108,13 @@ function(hubkv_add_cuda target)
     target_compile_definitions(${target} PRIVATE HUBKV_WITH_CUDA)
     target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>"
         "$<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${HUBKV_WERROR}>>:--Werror=all-warnings>")
+    if(HUBKV_KERNEL_REPORT)
+        file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/kernels)
+        target_compile_options(${target} PRIVATE
+            "$<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v;--keep;--keep-dir=${PROJECT_BINARY_DIR}/kernels>")
+        set_target_properties(${target} PROPERTIES
+            CUDA_COMPILER_LAUNCHER "sh;${PROJECT_SOURCE_DIR}/cmake/keep_report.sh")
+    endif()
     target_link_libraries(${target} PRIVATE ${HUBKV_CUDART} Threads::Threads ${CMAKE_DL_LIBS} rt)
     target_link_options(${target} PRIVATE -Wl,--exclude-libs,ALL)
 endfunction()

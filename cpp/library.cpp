@@ -24,6 +24,11 @@ char const* hubkv_last_error(void)
     return hubkv::lastError();
 }
 
+hubkv_status hubkv_check_environment(void)
+{
+    return hubkv::guard(hubkv::checkEnvironment);
+}
+
 int32_t hubkv_has_cuda(void)
 {
     return hubkv::kWITH_CUDA ? 1 : 0;

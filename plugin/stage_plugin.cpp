@@ -14,28 +14,6 @@ namespace
 
 using nvinfer1::DataType;
 
-int64_t elementBytes(Kind kind, DataType type)
-{
-    switch (kind)
-    {
-    case Kind::kFLOAT32:
-    case Kind::kINT32: return 4;
-    case Kind::kINT64: return 8;
-    case Kind::kROWS: break;
-    }
-    return type == DataType::kFLOAT ? 4 : 2;
-}
-
-bool isRowType(DataType type)
-{
-    return type == DataType::kFLOAT || type == DataType::kHALF || type == DataType::kBF16;
-}
-
-DataType fixedType(Kind kind)
-{
-    return kind == Kind::kFLOAT32 ? DataType::kFLOAT : kind == Kind::kINT32 ? DataType::kINT32 : DataType::kINT64;
-}
-
 void writeZeros(void* address, int64_t bytes, [[maybe_unused]] cudaStream_t stream)
 {
     if (hubkv_has_cuda() == 0)
@@ -65,37 +43,6 @@ std::vector<nvinfer1::PluginTensorDesc> upperBounds(nvinfer1::DynamicPluginTenso
 }
 
 } // namespace
-
-int64_t dim(char const* tensor, nvinfer1::PluginTensorDesc const& desc, int32_t rank, int32_t axis)
-{
-    if (desc.dims.nbDims != rank)
-    {
-        refuse("%s: it has %d dimensions, %d are needed", tensor, static_cast<int>(desc.dims.nbDims),
-            static_cast<int>(rank));
-    }
-    int64_t const size = desc.dims.d[axis];
-    if (size < 0 || size > INT32_MAX) // a tensor of TensorRT has fewer elements; products of two fit in 64 bits
-    {
-        refuse(
-            "%s: dimension %d is %lld, not in 0..2^31-1", tensor, static_cast<int>(axis), static_cast<long long>(size));
-    }
-    return size;
-}
-
-void checkDim(char const* tensor, nvinfer1::PluginTensorDesc const& desc, int32_t rank, int32_t axis, int64_t size)
-{
-    int64_t const given = dim(tensor, desc, rank, axis);
-    if (given != size)
-    {
-        refuse("%s: dimension %d is %lld, %lld is needed", tensor, static_cast<int>(axis),
-            static_cast<long long>(given), static_cast<long long>(size));
-    }
-}
-
-hubkv_dtype rowType(DataType type)
-{
-    return type == DataType::kFLOAT ? HUBKV_FLOAT32 : type == DataType::kHALF ? HUBKV_FLOAT16 : HUBKV_BFLOAT16;
-}
 
 // ---- IPluginV3 ------------------------------------------------------------------------------------------------------
 
@@ -292,7 +239,7 @@ int32_t StagePlugin::enqueue(nvinfer1::PluginTensorDesc const* inputDescs,
                 // The builder times plugins on inputs that hold anything.
                 for (int32_t i = 0; i < numOutputs(); ++i)
                 {
-                    int64_t bytes = elementBytes(kind(mNumInputs + i, mNumInputs), outputDescs[i].type);
+                    int64_t bytes = elementBytes(outputDescs[i].type);
                     for (int32_t axis = 0; axis < outputDescs[i].dims.nbDims; ++axis)
                     {
                         bytes *= outputDescs[i].dims.d[axis];

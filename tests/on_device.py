@@ -2,33 +2,34 @@
 """Runs tests of the stages, which are written for CPU tensors, on the kernels of the GPU.
 
 ``emulated`` and ``races`` execute the kernels on the CPU (``tests/simt``, builds ``plain`` and ``race``), ``gpu`` on
-the CUDA device that torch sees. A test file takes over the tests of a stage's own file: oracles, cases and properties
-are the same on all devices.
+the CUDA device that torch sees (where it sees none, conftest.py leaves those tests out). A test file takes over the
+tests of a stage's own file: oracles, cases and properties are the same on all devices.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import inspect
 import os
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from hubkv_trt import _abi, _library, _stages_cache, _stages_prefill, ops
+from device.moved import computing_on
+from hubkv_trt import _abi, _library, _stages_cache, _stages_prefill
 from simt.library import load
 
 BUILDS = {"emulated": "plain", "races": "race", "sanitized": "asan"}
-STAGES = ("refine", "select", "compact", "compact_into", "plan", "attend", "append")
-_GPU = [pytest.param("gpu", marks=pytest.mark.gpu)] if torch.cuda.is_available() else []
 # "sanitized" loads only in a process that run_under_asan() starts: it sets HUBKV_TEST_DEVICE.
-DEVICES = [os.environ["HUBKV_TEST_DEVICE"]] if "HUBKV_TEST_DEVICE" in os.environ else ["emulated", *_GPU]
+DEVICES = (
+    [os.environ["HUBKV_TEST_DEVICE"]]
+    if "HUBKV_TEST_DEVICE" in os.environ
+    else ["emulated", pytest.param("gpu", marks=pytest.mark.gpu)]
+)
 DEVICES_AND_RACES = [*DEVICES, *(["races"] if "emulated" in DEVICES else [])]
 
 # What a GPU does not check (values in device memory), and what only the host has.
@@ -67,37 +68,5 @@ def emulated(library: ctypes.CDLL) -> Iterator[None]:
     _stages_cache._attend_calls.clear()
 
 
-def _moved(value: Any, device: str) -> Any:
-    if isinstance(value, Tensor):
-        # As a part of its whole storage: strides and alignment belong to the case.
-        storage = torch.empty(0, dtype=value.dtype).set_(value.untyped_storage())
-        return storage.to(device).as_strided(value.shape, value.stride(), value.storage_offset())
-    if isinstance(value, list | tuple):
-        return type(value)(_moved(item, device) for item in value)
-    return value
-
-
-def _through_gpu(stage: Callable[..., Any], written: tuple[str, ...]) -> Callable[..., Any]:
-    def run(*arguments: Any, **keywords: Any) -> Any:
-        given = inspect.signature(stage).bind(*arguments, **keywords).arguments
-        moved = {name: _moved(value, "cuda") for name, value in given.items()}
-        results = stage(**moved)
-        for name in written:
-            given[name].copy_(moved[name])
-        return _moved(results, "cpu")
-
-    return run
-
-
-@contextlib.contextmanager
-def gpu() -> Iterator[None]:
-    """The functions of ``hubkv_trt.ops`` take CPU tensors and compute on the GPU."""
-    written = {"compact_into": ("k_rows", "v_rows"), "append": ("arena",)}
-    with pytest.MonkeyPatch.context() as patch:
-        for name in STAGES:
-            patch.setattr(ops, name, _through_gpu(getattr(ops, name), written.get(name, ())))
-        yield
-
-
 def on(device: str) -> contextlib.AbstractContextManager[None]:
-    return gpu() if device == "gpu" else emulated(load(BUILDS[device]))
+    return computing_on("cuda") if device == "gpu" else emulated(load(BUILDS[device]))

@@ -17,7 +17,7 @@ from torch import Tensor
 import test_attend
 import test_plan
 from hubkv_trt import ops
-from on_device import emulated
+from on_device import DEVICES, emulated, on
 from ragged_cache import RaggedCache, new_rows, random_cache
 from simt.library import ROOT, build, load, run_under_asan
 from simt.mutate import remove_barriers
@@ -41,8 +41,13 @@ def attend_case(library: ctypes.CDLL) -> None:
             test_attend.check(cache, num_new, group, rows_per_item=16)
 
 
-def attend(cache: RaggedCache, rows: tuple[Tensor, ...], **options) -> Tensor:
-    with emulated(load("plain")):
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def attend(device: str, cache: RaggedCache, rows: tuple[Tensor, ...], **options) -> Tensor:
+    with on(device):
         return cache.attend(*rows, **options)
 
 
@@ -58,54 +63,54 @@ def attend(cache: RaggedCache, rows: tuple[Tensor, ...], **options) -> Tensor:
 )
 @pytest.mark.parametrize("spare", [0, 7, 500])
 @pytest.mark.parametrize("min_rows", [1, 17, 1000, 2**63 - 1])
-def test_plan_is_the_one_of_the_host(sequences, spare, min_rows) -> None:
+def test_plan_is_the_one_of_the_host(device, sequences, spare, min_rows) -> None:
     cache = random_cache(sequences=sequences, num_layers=2, head_dim=8, max_pages=0)
     arguments = (cache.arena, cache.segments, 2, 2, len(sequences) * 2 + spare, min_rows)
     work, work_count = ops.plan(*arguments)
-    with emulated(load("plain")):
+    with on(device):
         again, again_count = ops.plan(*arguments)
     assert torch.equal(work, again)
     assert torch.equal(work_count, again_count)
 
 
-def test_plan_of_more_heads_than_shared_memory_holds() -> None:
+def test_plan_of_more_heads_than_shared_memory_holds(device: str) -> None:
     cache = random_cache(sequences=[(9, 0)], num_layers=1, num_kv_heads=9000, head_dim=8, max_pages=0)
     work, work_count = cache.plan(12_000, 1)
-    with emulated(load("plain")):
+    with on(device):
         again, again_count = cache.plan(12_000, 1)
     assert torch.equal(work, again)
     assert torch.equal(work_count, again_count)
 
 
 @pytest.mark.parametrize("num_new", [1, 3, 12])
-def test_permuted_batch_changes_no_bit(num_new: int) -> None:
+def test_permuted_batch_changes_no_bit(device: str, num_new: int) -> None:
     cache = random_cache(sequences=[*test_attend.MIXED, (400, 90)], row_bias=True, num_layers=1)
     rows = new_rows(cache, num_new, 4)
     lengths = test_attend.ints(*[min(num_new, 1 + n % 3) for n in range(7)])
-    out = attend(cache, rows, new_lengths=lengths)
+    out = attend(device, cache, rows, new_lengths=lengths)
     order = [3, 6, 0, 5, 1, 4, 2]
-    permuted = attend(cache.take(order), tuple(x[order] for x in rows), new_lengths=lengths[order])
+    permuted = attend(device, cache.take(order), tuple(x[order] for x in rows), new_lengths=lengths[order])
     assert torch.equal(permuted.view(torch.uint8), out[order].view(torch.uint8))
 
 
 @pytest.mark.parametrize("num_new", [1, 40])
-def test_long_tails_are_cut(num_new: int) -> None:
+def test_long_tails_are_cut(device: str, num_new: int) -> None:
     """Into up to 16 pieces; what is left over goes to all of them."""
     cache = random_cache(sequences=[(30, 4501), (None, 600), (None, 0)], num_layers=1, num_kv_heads=1, head_dim=8)
-    with emulated(load("plain")):
+    with on(device):
         test_attend.check(cache, num_new, 2)
 
 
-def test_many_parts_are_merged() -> None:
+def test_many_parts_are_merged(device: str) -> None:
     """More than the lanes of a block look up at once."""
     cache = random_cache(sequences=[(2500, 300)], num_layers=1, num_kv_heads=1, head_dim=8, seed=3)
-    with emulated(load("plain")):
+    with on(device):
         test_attend.check(cache, 1, 2, capacity=400, rows_per_item=16)
 
 
 @pytest.mark.parametrize("dtype", test_attend.DTYPES)
 @pytest.mark.parametrize("offset", [1, 3])
-def test_rows_off_the_grid(dtype: torch.dtype, offset: int) -> None:
+def test_rows_off_the_grid(device: str, dtype: torch.dtype, offset: int) -> None:
     """q, k and v that begin at any element, at strides of their own."""
     cache = random_cache(sequences=[(20, 5), (None, 2)], num_layers=1, dtype=dtype)
     for num_new in (1, 20):
@@ -116,7 +121,7 @@ def test_rows_off_the_grid(dtype: torch.dtype, offset: int) -> None:
             memory = torch.zeros(2 * num_new * width + offset, dtype=dtype)[offset:].view(2, num_new, width)
             memory[..., : x.shape[2] * x.shape[3]] = x.flatten(2)
             shifted.append(memory[..., : x.shape[2] * x.shape[3]].unflatten(2, x.shape[2:]))
-        assert torch.equal(attend(cache, tuple(shifted)), attend(cache, rows))
+        assert torch.equal(attend(device, cache, tuple(shifted)), attend(device, cache, rows))
 
 
 @pytest.mark.parametrize("seed", [0, 2, 3, 4])

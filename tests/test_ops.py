@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 import hubkv_trt
-from hubkv_trt import _abi, _library, ops
+from hubkv_trt import _abi, _library, _operators, ops
 from hubkv_trt._library import call, workspace_bytes
 from hubkv_trt._tensors import BoundedCache
 from ragged_cache import new_rows, random_cache
@@ -79,6 +80,56 @@ def test_fake_kernel_gives_the_shapes_of_the_real_one(name: str) -> None:
         ]
         faked = facts(function(*fake))
     assert faked == facts(function(*arguments))
+
+
+@pytest.mark.parametrize("name", sorted(samples()))
+def test_fake_kernel_stays_on_the_gpu(name: str) -> None:
+    """On tensors without data, which need no GPU."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def faked(x: object) -> object:
+        if isinstance(x, list):
+            return [faked(y) for y in x]
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda") if isinstance(x, Tensor) else x
+
+    arguments = samples()[name]
+    with FakeTensorMode():
+        result = getattr(ops, name)(*map(faked, arguments))
+        for x in [result] if isinstance(result, Tensor) else result or ():
+            assert x.device.type == "cuda"
+
+
+def test_signatures_are_the_schemas() -> None:
+    """Names in order, what is written to, and that a name works as an argument."""
+    schemas = {name: str(getattr(torch.ops.hubkv, name).default._schema) for name in samples()}
+    assert schemas["select"] == (
+        "hubkv::select(Tensor refined, SymInt num_groups, SymInt rows_per_group) -> (Tensor, Tensor)"
+    )
+    assert schemas["compact_into"] == (
+        "hubkv::compact_into(Tensor[] k, Tensor[] v, Tensor positions, Tensor head_offsets, "
+        "Tensor(a!) k_rows, Tensor(b!) v_rows) -> ()"
+    )
+    assert schemas["append"] == (
+        "hubkv::append(Tensor k_new, Tensor v_new, Tensor(a!) arena, Tensor block_table, Tensor tail_lengths, "
+        "Tensor? new_lengths, SymInt page_tokens, SymInt page_base) -> ()"
+    )
+    for name, arguments in samples().items():
+        function = getattr(ops, name)
+        assert function.__doc__
+        getattr(ops, name)(**dict(zip(inspect.signature(function).parameters, arguments, strict=True)))
+
+
+def test_the_first_cuda_tensor_names_the_device() -> None:
+    """Also where it is in a list, or comes after tensors of the CPU that the stage then refuses by name."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    refine = inspect.unwrap(ops.refine)
+    with FakeTensorMode():
+        on_gpu = torch.empty(1, device="cuda:1")
+        assert _operators.cuda_device([5, torch.empty(3), [torch.empty(2), on_gpu]]) == on_gpu.device
+        assert _operators.cuda_device([on_gpu, torch.empty(2, device="cuda:0")]) == on_gpu.device
+        with pytest.raises(ValueError, match="alpha: it is on cuda:1, not on cpu"):
+            refine(torch.empty(1, 1, 8), on_gpu, on_gpu, 5, 0.5, 0.5, 0.8, 1.2, 4)
 
 
 def test_compiled_code_calls_the_operators() -> None:
@@ -238,8 +289,8 @@ BUFFER = torch.zeros(4096, dtype=torch.uint8)
         ("append", (None, CACHE, 1, *[BUFFER.data_ptr()] * 6)),
     ],
 )
+@pytest.mark.skipif(ops.has_cuda(), reason="this library was built with CUDA")
 def test_a_build_without_cuda_says_so(name: str, arguments: tuple) -> None:
-    assert not ops.has_cuda()
     with pytest.raises(NotImplementedError, match="not built with CUDA"):
         call(f"hubkv_{name}", _abi.CUDA, *arguments)
     assert not bool(BUFFER.any())
@@ -303,7 +354,36 @@ def python(code: str, **variables: str) -> str:
 def test_environment() -> None:
     code = "from hubkv_trt import _library as o; print(o.cpu_isa(), o.num_threads())"
     assert python(code, HUBKV_CPU_ISA="scalar", HUBKV_NUM_THREADS="3") == "scalar 3"
-    assert python(code, HUBKV_CPU_ISA="unknown", HUBKV_NUM_THREADS="none").split()[0] == python(code).split()[0]
+    assert python(code, HUBKV_CPU_ISA="", HUBKV_NUM_THREADS="") == python(code)
+    assert python(code, HUBKV_CPU_ISA="avx512") == python(code)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("HUBKV_NUM_THREADS", "abc", "'abc' is not a whole number in 1..1024"),
+        ("HUBKV_NUM_THREADS", "2x", "'2x' is not a whole number in 1..1024"),
+        ("HUBKV_NUM_THREADS", "0", "'0' is not a whole number in 1..1024"),
+        ("HUBKV_NUM_THREADS", "9" * 99, f"'{'9' * 64}' is not a whole number in 1..1024"),
+        ("HUBKV_CPU_ISA", "bogus", "'bogus' is not scalar, avx2 or avx512"),
+        ("HUBKV_CPU_ISA", "AVX2", "'AVX2' is not scalar, avx2 or avx512"),
+    ],
+)
+def test_wrong_environment(name: str, value: str, message: str) -> None:
+    """An error of the first use, in Python and in every stage of the C ABI on the CPU."""
+    code = """
+import ctypes, torch
+from hubkv_trt import _abi, _library, ops
+try:
+    ops.select(torch.zeros(1, 1, 4), 1, 2)
+except ValueError as error:
+    print(error)
+library = _library.load(_library.find())
+for i in range(2):
+    assert library.hubkv_select_workspace(_abi.CPU, _abi.SelectParams(1, 1, 4, 2), ctypes.c_int64()) == 1
+    print(library.hubkv_last_error().decode())
+"""
+    assert python(code, **{name: value}).splitlines() == [f"{name}: {message}"] * 3
 
 
 def test_missing_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

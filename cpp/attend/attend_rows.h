@@ -13,6 +13,19 @@ namespace hubkv
 namespace
 {
 
+//! How many blocks of attendRows share a multiprocessor at least: 3 have 168 registers a thread, 4 have 128. One fewer
+//! where the compiler would otherwise spill on the way to the loop.
+constexpr int32_t leastBlocks(int32_t vectors, int32_t queries)
+{
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890)
+    return vectors * queries <= 2 && queries < 2 ? 4 : 3;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 1000
+    return vectors * queries <= 2 ? 4 : vectors * queries < 8 ? 3 : 2;
+#else
+    return vectors * queries <= 2 ? 4 : 3;
+#endif
+}
+
 //! The part of the rows of one (sequence, kv head) that a block attends to.
 struct BlockRows
 {
@@ -113,7 +126,7 @@ __device__ void addRows(AttendArguments const& arguments, CacheView const& cache
 
 //! kLANES, kVECTORS: see WarpSoftmax. kQUERIES: of a tile, which a warp takes.
 template <typename T, int32_t kLANES, int32_t kVECTORS, int32_t kQUERIES>
-__global__ void __launch_bounds__(kTHREADS, kVECTORS* kQUERIES <= 2 ? 4 : 3) attendRows(AttendArguments const arguments)
+__global__ void __launch_bounds__(kTHREADS, leastBlocks(kVECTORS, kQUERIES)) attendRows(AttendArguments const arguments)
 {
     using Softmax = WarpSoftmax<T, kLANES, kVECTORS, kQUERIES>;
     HUBKV_DYNAMIC_SHARED(float, shared); // queries, later the softmaxes of the warps

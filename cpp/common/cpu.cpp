@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/cpu.h"
 
-#include <cstdlib>
-#include <cstring>
-#include <initializer_list>
+#include "common/environment.h"
+
+#include <algorithm>
 
 namespace hubkv
 {
@@ -23,27 +23,11 @@ Isa detect() noexcept
 #endif
 }
 
-Isa lowered(Isa best) noexcept
-{
-    char const* const asked = std::getenv("HUBKV_CPU_ISA");
-    if (asked != nullptr)
-    {
-        for (Isa isa : {Isa::kSCALAR, Isa::kAVX2})
-        {
-            if (std::strcmp(asked, isaName(isa)) == 0 && isa < best)
-            {
-                return isa;
-            }
-        }
-    }
-    return best;
-}
-
 } // namespace
 
 Isa cpuIsa() noexcept
 {
-    static Isa const isa = lowered(detect());
+    static Isa const isa = std::min(detect(), environment().bestIsa);
     return isa;
 }
 

@@ -140,6 +140,9 @@ constexpr bool kWITH_CUDA = true;
 constexpr bool kWITH_CUDA = false;
 #endif
 
+//! Refuses variables of the environment that hold something else than they may (environment.h).
+void checkEnvironment();
+
 //! Accepts HUBKV_CPU, and HUBKV_CUDA where the build has it. Other values are refused.
 inline void checkDevice(hubkv_device device)
 {
@@ -152,6 +155,7 @@ inline void checkDevice(hubkv_device device)
         fail(HUBKV_NOT_SUPPORTED, "device: HUBKV_CUDA was asked for, but this library was not built with CUDA");
     }
     HUBKV_CHECK(device == HUBKV_CPU, "device: %d is not HUBKV_CPU (0) or HUBKV_CUDA (1)", static_cast<int>(device));
+    checkEnvironment();
 }
 
 } // namespace hubkv

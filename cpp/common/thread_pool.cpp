@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/thread_pool.h"
 
+#include "common/environment.h"
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <new>
@@ -24,14 +25,9 @@ namespace
 
 int32_t initialThreads() noexcept
 {
-    if (char const* text = std::getenv("HUBKV_NUM_THREADS"))
+    if (int32_t const asked = environment().threads)
     {
-        char* end = nullptr;
-        long const asked = std::strtol(text, &end, 10);
-        if (end != text && *end == '\0' && asked >= 1)
-        {
-            return static_cast<int32_t>(std::min<long>(asked, kMAX_THREADS));
-        }
+        return asked;
     }
 #if defined(__linux__)
     cpu_set_t cpus;

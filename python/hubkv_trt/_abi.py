@@ -91,6 +91,7 @@ PROTOTYPES: dict[str, tuple[type, tuple[type, ...]]] = {
     "hubkv_abi_version": (c_int32, ()),
     "hubkv_version": (c_char_p, ()),
     "hubkv_last_error": (c_char_p, ()),
+    "hubkv_check_environment": (c_int32, ()),
     "hubkv_has_cuda": (c_int32, ()),
     "hubkv_cpu_isa": (c_char_p, ()),
     "hubkv_num_threads": (c_int32, ()),

@@ -77,8 +77,12 @@ def library() -> ctypes.CDLL:
 
     Raises:
         ImportError: as :func:`find` and :func:`load`.
+        ValueError: ``HUBKV_NUM_THREADS`` or ``HUBKV_CPU_ISA`` holds something else than it may.
     """
-    return load(find())
+    loaded = load(find())
+    if loaded.hubkv_check_environment():
+        raise ValueError(loaded.hubkv_last_error().decode(errors="replace"))
+    return loaded
 
 
 def fail(status: int) -> NoReturn:
@@ -124,7 +128,7 @@ def cpu_isa() -> str:
 
 
 def num_threads() -> int:
-    """Threads of the host kernels, the caller included."""
+    """Threads of the host kernels, the caller included. Starts as ``HUBKV_NUM_THREADS``, else the CPUs there are."""
     return int(library().hubkv_num_threads())
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""refine, select and compact as operators: check tensors against each other, fill the parameter structs, call libhubkv.
+"""refine, select and compact: check tensors against each other, fill the parameter structs, call libhubkv.
 
 Sizes and parameters are the library's to refuse, each with its name; checked here is what only a tensor knows.
 """
@@ -14,9 +14,11 @@ from torch import Tensor
 
 from . import _abi
 from ._library import call, workspace_bytes
+from ._operators import operator
 from ._tensors import address, check, check_dims, dtype_code, int32, place, row_strides, workspace
 
 
+@operator()
 def refine(
     scores: Tensor,
     alpha: Tensor,
@@ -28,6 +30,23 @@ def refine(
     max_head_weight: float,
     sink_tokens: int,
 ) -> tuple[Tensor, Tensor]:
+    """Score refinement: hubs keep their score, their neighbours are discounted, heads are calibrated, protected tokens
+    get +inf.
+
+    Args:
+        scores: float32 [L, Hkv, T]. L is the layers of this call.
+        alpha: float32 [1] in [0, 1], compression ratio ^ gate power; 0 leaves the scores as they are.
+        window: int32 [1], how many of the last tokens are protected.
+        nms_kernel: tokens of the window in which a hub is the largest; odd.
+        penalty_factor: gamma in [0, 1], what a token that is no hub keeps of its score.
+        head_weight_temperature: tau >= 0; 0 weighs all heads alike.
+        min_head_weight: lower bound of a head's weight, > 0.
+        max_head_weight: upper bound of a head's weight.
+        sink_tokens: how many of the first tokens are protected.
+
+    Returns:
+        refined float32 [L, Hkv, T], and int64 [1]: how many scores were NaN or infinite.
+    """
     check_dims(scores, "scores", "L Hkv T")
     check(scores, "scores", torch.float32, (None, None, None), scores.device)
     check(alpha, "alpha", torch.float32, (1,), scores.device)
@@ -61,7 +80,18 @@ def refine(
     return refined, non_finite
 
 
+@operator()
 def select(refined: Tensor, num_groups: int, rows_per_group: int) -> tuple[Tensor, Tensor]:
+    """Exactly the K largest of each group of heads. Equal values: the lower flat index (head, token) wins.
+
+    Args:
+        refined: float32 [L, Hkv, T].
+        num_groups: S, groups that L*Hkv heads are cut into: 1 (model scope), L (layer) or L*Hkv (head).
+        rows_per_group: K of each group, 0..L*Hkv*T/S.
+
+    Returns:
+        positions int32 [S*K], ascending within a head, and head_offsets int64 [L*Hkv + 1], the rows before each head.
+    """
     check_dims(refined, "refined", "L Hkv T")
     check(refined, "refined", torch.float32, (None, None, None), refined.device)
     num_layers, num_kv_heads, num_tokens = refined.shape
@@ -87,7 +117,20 @@ def select(refined: Tensor, num_groups: int, rows_per_group: int) -> tuple[Tenso
     return positions, head_offsets
 
 
+@operator()
 def compact(k: Sequence[Tensor], v: Sequence[Tensor], positions: Tensor, head_offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """Copies the kept rows of any number of layers together, unchanged.
+
+    Args:
+        k: per layer [Hkv, T, D], float32, float16 or bfloat16; any head and token strides that all layers share, the D
+            values of a row dense.
+        v: as k, with strides of its own.
+        positions: int32 [K], from :func:`select`.
+        head_offsets: int64 [L*Hkv + 1], from :func:`select`.
+
+    Returns:
+        k_rows and v_rows [K, D].
+    """
     if not k:
         raise ValueError("k: it has no layers")
     check_dims(k[0], "k[0]", "Hkv T D")
@@ -96,9 +139,11 @@ def compact(k: Sequence[Tensor], v: Sequence[Tensor], positions: Tensor, head_of
     return k_rows, v_rows
 
 
+@operator("k_rows", "v_rows")
 def compact_into(
     k: Sequence[Tensor], v: Sequence[Tensor], positions: Tensor, head_offsets: Tensor, k_rows: Tensor, v_rows: Tensor
 ) -> None:
+    """:func:`compact` that writes to k_rows and v_rows [K, D], for example a segment in the arena."""
     if not k or len(k) != len(v):
         raise ValueError(f"k, v: {len(k)} and {len(v)} layers are not the same number >= 1")
     check_dims(k[0], "k[0]", "Hkv T D")

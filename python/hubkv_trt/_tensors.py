@@ -146,10 +146,16 @@ _arenas: dict[Hashable, Tensor] = {}  # never emptied: calls in flight read them
 
 
 def arena_table(x: Tensor) -> int:
-    """Address of the int64 [2] that holds address and bytes of the arena, where the kernel can read it."""
+    """Address of the int64 [2] that holds address and bytes of the arena, where the kernel can read it.
+
+    Raises:
+        RuntimeError: the table would have to be made while a CUDA graph is captured, which cannot hold that copy.
+    """
     key = (x.data_ptr(), x.numel(), x.device)
     table = _arenas.get(key)
     if table is None:
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("arena: a CUDA graph is its first use; call plan with it once before the capture")
         table = torch.tensor(key[:2], dtype=torch.int64, device=x.device)
         _arenas[key] = table
     return table.data_ptr()

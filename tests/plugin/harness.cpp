@@ -1,299 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Drives plugins as TensorRT does, from tests in Python: loads the library, gives it a logger and expressions of its own,
-// and hands every call through. Built against TensorRT's headers, linked to none of its libraries.
-#include <NvInfer.h>
+// Drives plugins as TensorRT does, from tests in Python: every call is handed through, with expressions and a logger of
+// the harness. Built against TensorRT's headers, linked to none of its libraries.
+#include "descriptions.h"
+#include "expressions.h"
 
-#include <deque>
-#include <dlfcn.h>
-#include <string>
+#include <algorithm>
+#include <atomic>
+#include <thread>
 #include <vector>
 
-using namespace nvinfer1;
-
-#define HARNESS extern "C" __attribute__((visibility("default")))
-
-namespace
-{
-
-// ---- a logger that keeps what it hears --------------------------------------------------------------------------------
-
-class Logger final : public ILogger
-{
-public:
-    void log(Severity severity, AsciiChar const* message) noexcept override
-    {
-        mText += std::to_string(static_cast<int>(severity)) + " " + message + "\n";
-    }
-    std::string mText;
-};
-
-class Finder final : public ILoggerFinder
-{
-public:
-    ILogger* findLogger() override
-    {
-        return &mLogger;
-    }
-    Logger mLogger;
-};
-
-Finder gFinder;
-
-// ---- expressions that know their values --------------------------------------------------------------------------------
-
-class Expression final : public IDimensionExpr, private apiv::VDimensionExpr
-{
-public:
-    Expression(int64_t value, bool constant)
-        : mValue(value)
-        , mConstant(constant)
-    {
-        mImpl = this;
-    }
-    int64_t mValue;
-
-private:
-    bool isConstant() const override
-    {
-        return mConstant;
-    }
-    int64_t getConstantValue() const override
-    {
-        return mConstant ? mValue : INT64_MIN;
-    }
-    bool isSizeTensor() const override
-    {
-        return false;
-    }
-    bool mConstant;
-};
-
-int64_t valueOf(IDimensionExpr const* expression)
-{
-    return static_cast<Expression const*>(expression)->mValue;
-}
-
-class Builder final : public IExprBuilder, private apiv::VExprBuilder
-{
-public:
-    Builder()
-    {
-        mImpl = this;
-    }
-    IDimensionExpr const* dimension(int64_t value)
-    {
-        return &mExpressions.emplace_back(value, false);
-    }
-
-private:
-    IDimensionExpr const* constant(int64_t value) override
-    {
-        return &mExpressions.emplace_back(value, true);
-    }
-    IDimensionExpr const* operation(
-        DimensionOperation op, IDimensionExpr const& first, IDimensionExpr const& second) override
-    {
-        int64_t const a = valueOf(&first);
-        int64_t const b = valueOf(&second);
-        switch (op)
-        {
-        case DimensionOperation::kSUM: return dimension(a + b);
-        case DimensionOperation::kPROD: return dimension(a * b);
-        default: return nullptr; // the plugins use no other
-        }
-    }
-    IDimensionExpr const* declareSizeTensor(int32_t, IDimensionExpr const&, IDimensionExpr const&) override
-    {
-        return nullptr;
-    }
-    std::deque<Expression> mExpressions;
-};
-
-} // namespace
-
-// ---- what Python passes --------------------------------------------------------------------------------------------------
-
-struct HarnessTensor
-{
-    int32_t type;
-    int32_t format;
-    int32_t rank;
-    int64_t d[8];
-};
-
-struct HarnessField
-{
-    char const* name;
-    void const* data;
-    int32_t type;
-    int32_t length;
-};
-
-namespace
-{
-
-struct Library
-{
-    void* handle{nullptr};
-    IPluginCreatorInterface* const* creators{nullptr};
-    int32_t numCreators{0};
-};
-
-Dims dims(HarnessTensor const& tensor)
-{
-    Dims result{};
-    result.nbDims = tensor.rank;
-    for (int32_t i = 0; i < 8; ++i)
-    {
-        result.d[i] = tensor.d[i];
-    }
-    return result;
-}
-
-PluginTensorDesc describe(HarnessTensor const& tensor)
-{
-    PluginTensorDesc desc{};
-    desc.dims = dims(tensor);
-    desc.type = static_cast<DataType>(tensor.type);
-    desc.format = static_cast<TensorFormat>(tensor.format);
-    desc.scale = 1;
-    return desc;
-}
-
-std::vector<PluginTensorDesc> describe(HarnessTensor const* tensors, int32_t count)
-{
-    std::vector<PluginTensorDesc> result;
-    for (int32_t i = 0; i < count; ++i)
-    {
-        result.push_back(describe(tensors[i]));
-    }
-    return result;
-}
-
-//! Every dimension dynamic, from 1 to the given size.
-std::vector<DynamicPluginTensorDesc> describeDynamic(HarnessTensor const* tensors, int32_t count)
-{
-    std::vector<DynamicPluginTensorDesc> result;
-    for (int32_t i = 0; i < count; ++i)
-    {
-        DynamicPluginTensorDesc desc{};
-        desc.desc = describe(tensors[i]);
-        desc.min = desc.opt = desc.max = desc.desc.dims;
-        for (int32_t axis = 0; axis < desc.desc.dims.nbDims && axis < Dims::MAX_DIMS; ++axis)
-        {
-            desc.desc.dims.d[axis] = -1;
-            desc.min.d[axis] = 1;
-        }
-        result.push_back(desc);
-    }
-    return result;
-}
-
-template <typename Capability>
-Capability* capability(IPluginV3* plugin, PluginCapabilityType type)
-{
-    return static_cast<Capability*>(plugin->getCapabilityInterface(type));
-}
-
-IPluginV3OneBuild* build(IPluginV3* plugin)
-{
-    return capability<IPluginV3OneBuild>(plugin, PluginCapabilityType::kBUILD);
-}
-
-IPluginV3OneRuntime* runtime(IPluginV3* plugin)
-{
-    return capability<IPluginV3OneRuntime>(plugin, PluginCapabilityType::kRUNTIME);
-}
-
-} // namespace
-
-HARNESS Library* harness_open(char const* file)
-{
-    auto library = new Library;
-    library->handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
-    if (library->handle == nullptr)
-    {
-        gFinder.mLogger.mText += dlerror();
-        return library;
-    }
-    auto const setFinder = reinterpret_cast<void (*)(ILoggerFinder*)>(dlsym(library->handle, "setLoggerFinder"));
-    auto const getCreators =
-        reinterpret_cast<IPluginCreatorInterface* const* (*)(int32_t&)>(dlsym(library->handle, "getCreators"));
-    setFinder(&gFinder);
-    library->creators = getCreators(library->numCreators);
-    return library;
-}
-
-HARNESS void harness_close(Library* library)
-{
-    dlclose(library->handle);
-    delete library;
-}
-
-HARNESS char const* harness_log()
-{
-    static std::string text;
-    text.swap(gFinder.mLogger.mText);
-    gFinder.mLogger.mText.clear();
-    return text.c_str();
-}
-
-HARNESS int32_t harness_creators(Library const* library)
-{
-    return library->numCreators;
-}
-
-HARNESS IPluginV3* harness_create(
-    Library const* library, char const* name, HarnessField const* fields, int32_t count, int32_t phase)
-{
-    std::vector<PluginField> list;
-    for (int32_t i = 0; i < count && fields != nullptr; ++i)
-    {
-        list.emplace_back(
-            fields[i].name, fields[i].data, static_cast<PluginFieldType>(fields[i].type), fields[i].length);
-    }
-    PluginFieldCollection const collection{count, fields == nullptr ? nullptr : list.data()};
-    for (int32_t i = 0; i < library->numCreators; ++i)
-    {
-        auto const creator = static_cast<IPluginCreatorV3One*>(library->creators[i]);
-        if (std::string(creator->getPluginName()) == name)
-        {
-            return creator->createPlugin("node", &collection, static_cast<TensorRTPhase>(phase));
-        }
-    }
-    return nullptr;
-}
-
-//! As an engine does: the fields of the plugin, copied, make a plugin of the runtime phase.
-HARNESS IPluginV3* harness_reload(Library const* library, IPluginV3* plugin)
-{
-    auto const core = capability<IPluginV3OneCore>(plugin, PluginCapabilityType::kCORE);
-    PluginFieldCollection const* const fields = runtime(plugin)->getFieldsToSerialize();
-    std::deque<std::string> memory;
-    std::vector<HarnessField> list;
-    for (int32_t i = 0; i < fields->nbFields; ++i)
-    {
-        PluginField const& field = fields->fields[i];
-        size_t const bytes = field.type == PluginFieldType::kINT64 ? 8 : 4;
-        std::string const& name = memory.emplace_back(field.name);
-        std::string const& data = memory.emplace_back(static_cast<char const*>(field.data), bytes * field.length);
-        list.push_back({name.c_str(), data.data(), static_cast<int32_t>(field.type), field.length});
-    }
-    return harness_create(
-        library, core->getPluginName(), list.data(), fields->nbFields, static_cast<int32_t>(TensorRTPhase::kRUNTIME));
-}
-
-HARNESS int32_t harness_fields(IPluginV3* plugin, HarnessField* out)
-{
-    PluginFieldCollection const* const fields = runtime(plugin)->getFieldsToSerialize();
-    for (int32_t i = 0; i < fields->nbFields; ++i)
-    {
-        PluginField const& field = fields->fields[i];
-        out[i] = {field.name, field.data, static_cast<int32_t>(field.type), field.length};
-    }
-    return fields->nbFields;
-}
+using namespace harness;
 
 HARNESS IPluginV3* harness_clone(IPluginV3* plugin)
 {
@@ -398,4 +115,53 @@ HARNESS int32_t harness_enqueue(IPluginV3* plugin, HarnessTensor const* in, int3
     auto const inputDescs = describe(in, numInputs);
     auto const outputDescs = describe(out, numOutputs);
     return runtime(plugin)->enqueue(inputDescs.data(), outputDescs.data(), inputs, outputs, workspace, nullptr);
+}
+
+//! One enqueue of one context.
+struct HarnessCall
+{
+    IPluginV3* plugin;
+    HarnessTensor const* in;
+    int32_t numInputs;
+    HarnessTensor const* out;
+    int32_t numOutputs;
+    void const* const* inputs;
+    void* const* outputs;
+    void* workspace;
+    int32_t status;
+};
+
+//! All calls at the same time, each on a thread of its own and so many times; the first failure stays in status. Answers
+//! how many were inside enqueue at once.
+HARNESS int32_t harness_enqueue_together(HarnessCall* calls, int32_t count, int32_t times)
+{
+    std::atomic<int32_t> ready{0};
+    std::atomic<int32_t> inside{0};
+    std::vector<int32_t> seen(count);
+    std::vector<std::thread> threads;
+    for (int32_t i = 0; i < count; ++i)
+    {
+        threads.emplace_back(
+            [&, i]
+            {
+                HarnessCall& call = calls[i];
+                for (++ready; ready < count;)
+                {
+                    std::this_thread::yield();
+                }
+                for (int32_t time = 0; time < times && call.status == 0; ++time)
+                {
+                    int32_t const now = ++inside;
+                    seen[i] = std::max(seen[i], now);
+                    call.status = harness_enqueue(call.plugin, call.in, call.numInputs, call.out, call.numOutputs,
+                        call.inputs, call.outputs, call.workspace);
+                    --inside;
+                }
+            });
+    }
+    for (std::thread& thread : threads)
+    {
+        thread.join();
+    }
+    return *std::max_element(seen.begin(), seen.end());
 }

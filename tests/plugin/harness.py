@@ -5,19 +5,26 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import c_char_p, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from plugin.memory import Memory
 from simt import library
 
 BUILD, RUNTIME = range(2)
 TYPES = {"float32": 0, "float16": 1, "int8": 2, "int32": 3, "bool": 4, "uint16": 7, "int64": 8}
 FIELD_TYPES = {"float32": 1, "float64": 2, "int32": 5, "int64": 10}
 LINEAR = 0
+SANITIZED = "HUBKV_TEST_SANITIZED"
+NO_FINDER, FINDER_OF_NONE, FINDER_THAT_THROWS = range(1, 4)
 
 
 class Tensor(ctypes.Structure):
@@ -32,6 +39,22 @@ class Tensor(ctypes.Structure):
     @property
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(next(name for name, number in TYPES.items() if number == self.type))
+
+
+class Call(ctypes.Structure):
+    """One enqueue of one context."""
+
+    _fields_ = [
+        ("plugin", c_void_p),
+        ("inputs", ctypes.POINTER(Tensor)),
+        ("num_inputs", c_int32),
+        ("outputs", ctypes.POINTER(Tensor)),
+        ("num_outputs", c_int32),
+        ("input_data", ctypes.POINTER(c_void_p)),
+        ("output_data", ctypes.POINTER(c_void_p)),
+        ("workspace", c_void_p),
+        ("status", c_int32),
+    ]
 
 
 class Field(ctypes.Structure):
@@ -50,8 +73,8 @@ def tensors(items: Sequence[Tensor]) -> Any:
     return (Tensor * max(len(items), 1))(*items)
 
 
-def addresses(arrays: Sequence[np.ndarray]) -> Any:
-    return (c_void_p * len(arrays))(*[x.ctypes.data for x in arrays])
+def addresses(arrays: Sequence[np.ndarray | None]) -> Any:
+    return (c_void_p * len(arrays))(*[None if x is None else x.ctypes.data for x in arrays])
 
 
 @functools.cache
@@ -65,16 +88,34 @@ def harness() -> ctypes.CDLL:
     return found
 
 
-def emulated(mode: str = "plain") -> Path:
-    """The plugin library over the emulated kernels."""
+def emulated(mode: str | None = None) -> Path:
+    """The plugin library over the emulated kernels: ``plain``, or ``asan`` in a process of :func:`sanitized`."""
+    mode = mode or ("asan" if os.environ.get(SANITIZED) else "plain")
     library.make(f"hubkv_plugin_simt_{mode}", options=("-DHUBKV_PLUGIN=ON",))
     return library.BUILD / "tests" / "plugin" / f"libhubkv_plugin_simt_{mode}.so"
+
+
+def sanitized(*arguments: str | Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """``python ARGUMENTS...`` in which the plugins are those of AddressSanitizer and UndefinedBehaviorSanitizer."""
+    emulated("asan")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SANITIZED, "1")
+        return library.run_under_asan(*arguments, timeout=timeout)
 
 
 def host_only() -> Path:
     """The library as users build it, over a core without CUDA kernels."""
     library.make("hubkv_plugin", options=("-DHUBKV_PLUGIN=ON",))
     return library.BUILD / "libhubkv_plugin.so"
+
+
+def check_symbols(file: Path) -> None:
+    """It exports the two functions that a registry calls, and needs neither TensorRT nor CUDA."""
+    symbols = subprocess.run(["nm", "-D", "--defined-only", file], check=True, capture_output=True, text=True).stdout
+    assert {line.split()[-1] for line in symbols.splitlines()} == {"getCreators", "setLoggerFinder"}
+    needed = subprocess.run(["ldd", file], check=True, capture_output=True, text=True).stdout
+    assert "libc.so" in needed
+    assert not any(word in needed for word in ("nvinfer", "libhubkv", "cuda", "not found"))
 
 
 def log() -> str:
@@ -89,7 +130,8 @@ class Plugin:
         self.owner, self.address = owner, c_void_p(address)
 
     def __del__(self) -> None:
-        harness().harness_destroy(self.address)
+        if self.owner.is_open:
+            harness().harness_destroy(self.address)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         return getattr(harness(), f"harness_{name}")(self.address, *arguments)
@@ -151,26 +193,54 @@ class Plugin:
     def shape_change(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
         return int(self._call("shape_change", *self._both(inputs, outputs)))
 
-    def enqueue(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: int) -> int:
+    def enqueue(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: int, null: int | None = None
+    ) -> int:
+        """null: the input or output (counted on) whose address is null."""
         described = self._both([describe(x) for x in inputs], [describe(x) for x in outputs])
-        memory = np.full(workspace + 256, 0xFF, np.uint8)  # aligned as TensorRT's is
-        start = memory[-memory.ctypes.data % 256 :]
-        return int(
-            self._call("enqueue", *described, addresses(inputs), addresses(outputs), c_void_p(start.ctypes.data))
-        )
+        given = [None if i == null else x for i, x in enumerate([*inputs, *outputs])]
+        data = addresses(given[: len(inputs)]), addresses(given[len(inputs) :])
+        memory = Memory(workspace)
+        return int(self._call("enqueue", *described, *data, c_void_p(memory.address)))
 
     def run(self, inputs: Sequence[np.ndarray], *values: int) -> list[np.ndarray]:
         """The whole life of a node in an engine whose profile ends at these shapes."""
-        given = [describe(x) for x in inputs]
-        wanted = self.outputs(given, *values)
-        assert wanted is not None, log()
+        outputs = self.empty_outputs(inputs, *values)
+        given, wanted = [describe(x) for x in inputs], [describe(x) for x in outputs]
         assert self.configure(given, wanted) == 0, log()
         size = self.workspace(given, wanted)
         context = self.reload().attach()
         assert context.shape_change(given, wanted) == 0, log()
-        results = [np.full(x.shape, -1).astype(x.dtype) for x in wanted]
-        assert context.enqueue(inputs, results, size) == 0, log()
-        return results
+        assert context.enqueue(inputs, outputs, size) == 0, log()
+        return outputs
+
+    def empty_outputs(self, inputs: Sequence[np.ndarray], *values: int) -> list[np.ndarray]:
+        """Arrays for the outputs, full of -1."""
+        wanted = self.outputs([describe(x) for x in inputs], *values)
+        assert wanted is not None, log()
+        return [np.full(x.shape, -1).astype(x.dtype) for x in wanted]
+
+
+def enqueue_together(
+    contexts: Sequence[Plugin],
+    inputs: Sequence[Sequence[np.ndarray]],
+    outputs: Sequence[Sequence[np.ndarray]],
+    times: int = 5,
+) -> int:
+    """Enqueues all contexts at the same time, on threads of their own, each ``times`` times; answers how many were
+    inside at once.
+    """
+    calls, keep = (Call * len(contexts))(), []
+    for call, context, given, wanted in zip(calls, contexts, inputs, outputs, strict=True):
+        described = [describe(x) for x in given], [describe(x) for x in wanted]
+        parts = (*context._both(*described), addresses(given), addresses(wanted), Memory(context.workspace(*described)))
+        keep.append(parts)
+        call.plugin = context.address
+        call.inputs, call.num_inputs, call.outputs, call.num_outputs, call.input_data, call.output_data = parts[:6]
+        call.workspace = parts[6].address
+    together = int(harness().harness_enqueue_together(calls, len(calls), times))
+    assert [call.status for call in calls] == [0] * len(calls), log()
+    return together
 
 
 class Library:
@@ -179,18 +249,32 @@ class Library:
     def __init__(self, file: Path) -> None:
         self.address = c_void_p(harness().harness_open(str(file).encode()))
         self.num_creators = int(harness().harness_creators(self.address))
+        self.is_open = True
 
     def close(self) -> None:
+        self.is_open = False
         harness().harness_close(self.address)
+
+    @contextmanager
+    def finder(self, kind: int) -> Iterator[None]:
+        """With SANITIZED = "HUBKV_TEST_SANITIZED"
+        NO_FINDER, FINDER_OF_NONE or FINDER_THAT_THROWS in place of the logger that log() reads."""
+        harness().harness_set_finder(self.address, kind)
+        yield
+        harness().harness_set_finder(self.address, 0)
 
     def create(self, name: str, phase: int = BUILD, **fields: np.ndarray) -> Plugin | None:
         """A plugin; None: its creator refuses the fields."""
         items = [Field(n.encode(), v.ctypes.data, FIELD_TYPES[v.dtype.name], v.size) for n, v in fields.items()]
-        return self.create_raw(name, items, phase)
+        return self.create_raw(name, items, phase=phase)
 
-    def create_raw(self, name: str, fields: Sequence[Field], phase: int = BUILD) -> Plugin | None:
-        array = (Field * max(len(fields), 1))(*fields)
-        address = harness().harness_create(self.address, name.encode(), array, len(fields), phase)
+    def create_raw(
+        self, name: str, fields: Sequence[Field] | None, count: int | None = None, phase: int = BUILD
+    ) -> Plugin | None:
+        """From fields of any kind, or a null pointer to ``count`` of them."""
+        array = None if fields is None else (Field * max(len(fields), 1))(*fields)
+        count = len(fields or ()) if count is None else count
+        address = harness().harness_create(self.address, name.encode(), array, count, phase)
         return Plugin(self, address) if address else None
 
     def make(self, name: str, **fields: int | float) -> Plugin:
@@ -200,3 +284,10 @@ class Library:
         plugin = self.create(name, **{n: np.array([v], kinds[n]) for n, v in fields.items()})
         assert plugin is not None, log()
         return plugin
+
+
+def loaded() -> Iterator[Library]:
+    """The plugin library over the emulated kernels: a fixture's body."""
+    library = Library(emulated())
+    yield library
+    library.close()

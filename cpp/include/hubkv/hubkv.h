@@ -68,6 +68,9 @@ HUBKV_API int32_t hubkv_abi_version(void);
 HUBKV_API char const* hubkv_version(void);
 /* Message of the last failure on this thread; empty when there was none. Valid until the next call on this thread. */
 HUBKV_API char const* hubkv_last_error(void);
+/* Refuses HUBKV_NUM_THREADS (1..1024) or HUBKV_CPU_ISA (scalar, avx2, avx512) where the environment holds something else;
+ * so does every stage with HUBKV_CPU. Both are read once, at the first call; empty is as if not set. */
+HUBKV_API hubkv_status hubkv_check_environment(void);
 /* 1 when the library holds CUDA kernels. */
 HUBKV_API int32_t hubkv_has_cuda(void);
 /* "avx512", "avx2" or "scalar": the instructions that the host kernels use. HUBKV_CPU_ISA in the environment lowers it. */
@@ -227,6 +230,8 @@ typedef struct
     int64_t vTokenStride;
 } hubkv_attend_params;
 
+/* With Tq <= 32 fewer tokens may need more bytes than many: the rows of a head are then shared out, and the parts merged.
+ * Beyond, bytes grow with B * Tq; and with B, maxPages and capacity always. */
 HUBKV_API hubkv_status hubkv_attend_workspace(hubkv_device device, hubkv_attend_params const* params, int64_t* bytes);
 HUBKV_API hubkv_status hubkv_attend(hubkv_device device, void* stream, hubkv_attend_params const* params,
     void const* q,              /* [B, Tq, Hq, D] with qTokenStride */
