@@ -159,7 +159,7 @@ CELL_MARK = "HUBKV-CELL "
 def run_cell(script: str, cell: dict[str, Any], timeout: float, peer: bool) -> dict[str, Any]:
     """Runs `script --cell JSON` in a process of its own and returns what it gave to finish_cell.
 
-    A peer's threads wait and its memory is paged as where this package is not there: the defaults, or what the user set.
+    A peer's threads wait and its memory is paged as where this package is not there: by default, or as the user set.
 
     A cell that fails or takes longer than `timeout` seconds returns {"error": last line of its output}.
     """

@@ -133,7 +133,8 @@ def test_packed_products_equal_plain_ones(dtype: torch.dtype) -> None:
     packed = pack_weights(given)
     assert not given
     assert pack_weights(dict(packed)) == packed
-    assert packed.keys() == {*plain, "lm_head.weight"}
+    copies = {"lm_head.weight"} if packed["layers.0.o.weight"].is_mkldnn else set()  # where the CPU packs this dtype
+    assert packed.keys() == plain.keys() | copies
     assert packed["embedding.weight"] is plain["embedding.weight"]
     weight, bias = plain["layers.0.o.weight"], plain["layers.0.o.bias"]
     with torch.inference_mode():

@@ -19,8 +19,8 @@ def pack_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights as ``EagerOps`` runs them fastest: matrices of linear layers packed where the CPU can do it.
 
     ``embedding.weight`` stays as it is (rows are read from it), and so does everything on CUDA. A packed tensor can
-    only be multiplied by (``linear``), not read; an embedding that is the output layer too therefore gets a packed copy,
-    ``lm_head.weight`` (three times as fast as the plain table where measured).
+    only be multiplied by (``linear``), not read; an embedding that is the output layer too therefore gets a packed
+    copy, ``lm_head.weight`` (three times as fast as the plain table where measured).
 
     Args:
         weights: by name; packed ones stay as they are. Emptied on the way, so that plain and packed weights need not
