@@ -94,6 +94,13 @@ def copy_bandwidth(threads: int, size: int = 512 * MIB, seconds: float = 2.0) ->
     return max(found, key=lambda b: b.best)
 
 
+def read_bandwidth(size: int = 512 * MIB, seconds: float = 1.0) -> Bandwidth:
+    """What reading alone reaches: torch's sum over a buffer that no cache holds."""
+    numbers = torch.ones(size // 4)
+    timing = measure(numbers.sum, seconds, 5)
+    return Bandwidth("torch sum", size / timing.median, size / timing.best)
+
+
 def machine() -> dict[str, Any]:
     """CPU, cores, instructions, threads and versions: what a figure means nothing without."""
     model = platform.processor() or platform.machine()

@@ -221,15 +221,16 @@ def run(args: argparse.Namespace) -> None:
             cells[name].append(bench.run())
             del bench
     after = common.copy_bandwidth(args.threads, 512 * common.MIB, seconds * 2)
-    copy = max(before, after, key=lambda b: b.best)
+    copy, read = max(before, after, key=lambda b: b.best), common.read_bandwidth()
     print(
         f"copy bandwidth, read + written: {copy.best / 1e9:.1f} GB/s ({copy.name}; median of the runs "
-        f"{statistics.mean([before.median, after.median]) / 1e9:.1f}); r = {args.ratio}; best times\n"
+        f"{statistics.mean([before.median, after.median]) / 1e9:.1f}); "
+        f"reading alone: {read.best / 1e9:.1f} GB/s ({read.name}); r = {args.ratio}; best times\n"
     )
     for name, found in cells.items():
         print(report(name, found, copy) + "\n")
     print(targets([c for found in cells.values() for c in found], copy))
-    common.write_json(args.json, machine=info, copy=copy, ratio=args.ratio, cells=cells)
+    common.write_json(args.json, machine=info, copy=copy, read=read, ratio=args.ratio, cells=cells)
 
 
 if __name__ == "__main__":
