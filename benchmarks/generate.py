@@ -122,13 +122,13 @@ def run(args: argparse.Namespace) -> None:
         results[peer, tokens, ratio] = common.run_cell(__file__, cell, args.timeout, peer != "hubkv")
         if "error" in results[peer, tokens, ratio]:
             common.progress(f"failed: {results[peer, tokens, ratio]['error']}")
+    flat = [{"peer": p, "tokens": t, "ratio": r, **value} for (p, t, r), value in results.items()]
+    common.write_json(args.json, machine=info, copy=copy, results=flat)
     print(prefill_table(args, results) + "\n")
     for size in dict.fromkeys((1, args.batch)):
         print(f"Decoding, batch {size}\n\n" + decode_table(args, results, str(size)) + "\n")
     print(targets(args, results))
     common.progress(f"took {(time.perf_counter() - started) / 60:.1f} minutes")
-    flat = [{"peer": p, "tokens": t, "ratio": r, **value} for (p, t, r), value in results.items()]
-    common.write_json(args.json, machine=info, copy=copy, results=flat)
 
 
 def prepare_engine(args: argparse.Namespace, gate: Path) -> None:
@@ -170,16 +170,14 @@ def prefill_table(args: argparse.Namespace, results: Results) -> str:
             if "error" in ours:
                 rows.append([tokens, f"{ratio:g}", ours["error"], *["-"] * 9])
                 continue
-            seconds = ours["prefill"]
-            stages = sum(seconds[name] for name in ("refine", "select", "compact"))
-            total = seconds["prefill"]
+            scorer, stages, total = prefill_parts(ours)
             rows.append(
                 [
                     tokens,
                     f"{ratio:g}",
                     f"{total:.2f}",
-                    f"{100 * seconds['scorer'] / total:.2f}",
-                    f"{100 * stages / seconds['prefill']:.3f}",
+                    f"{100 * scorer / total:.2f}",
+                    f"{100 * stages / total:.3f}",
                     f"{stages * 1e3:.1f}",
                     mib(ours["prefill_memory"]["peak_above_start"]),
                     *(f"{x['prefill']['prefill']:.2f}" if "prefill" in x else "-" for x in (dense, press)),
@@ -260,16 +258,21 @@ def decode_table(args: argparse.Namespace, results: Results, size: str) -> str:
     )
 
 
+def prefill_parts(cell: dict[str, Any]) -> tuple[float, float, float]:
+    """Seconds of the scorer, of the stages, and of the whole prefill; one that keeps every row only compacts."""
+    seconds = cell["prefill"]
+    stages = sum(seconds.get(name, 0.0) for name in ("refine", "select", "compact"))
+    return seconds.get("scorer", 0.0), stages, seconds["prefill"]
+
+
 def targets(args: argparse.Namespace, results: Results) -> str:
     """Reached or not, over the cells that ran."""
     ours = {(t, r): v for (p, t, r), v in results.items() if p == "hubkv" and "error" not in v}
     rows = []
     if ours:
-        scorer = [100 * v["prefill"]["scorer"] / v["prefill"]["prefill"] for v in ours.values()]
-        stages = [
-            100 * sum(v["prefill"][x] for x in ("refine", "select", "compact")) / v["prefill"]["prefill"]
-            for v in ours.values()
-        ]
+        parts = [prefill_parts(v) for (_, r), v in ours.items() if r > 0] or [prefill_parts(v) for v in ours.values()]
+        scorer = [100 * part / total for part, _, total in parts]
+        stages = [100 * part / total for _, part, total in parts]
         rows.append(["scorer, share of prefill", "<= 5 %", f"{min(scorer):.2f} .. {max(scorer):.2f} %"])
         rows.append(["stages, share of prefill", "<= 0.5 %", f"{min(stages):.3f} .. {max(stages):.3f} %"])
     size = str(args.batch)
