@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs and outputs of a TensorRT engine's two plans: the one table that the builder, the executor and tests share.
+"""Inputs and outputs of a TensorRT engine's two plans: the one table that the builder, the executor and tests share.
 
 Letters as in docs/architecture.md; M is ``TensorRTConfig.last_queries``, V the vocabulary, W the places of the work
 list of a layer, ``pages`` the columns of the block table. Tokens of a prompt are one sequence, without a batch axis.
