@@ -16,7 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from hubkv_trt import LLM, SamplingParams, build_engine
 from hubkv_trt.config import DType
+from hubkv_trt.engine.directory import load_engine
 from hubkv_trt.graph.eager import EagerOps
 from hubkv_trt.models.checkpoint import load_config, load_tokenizer, load_weights
 from hubkv_trt.models.decoder import Decoder
@@ -162,6 +164,21 @@ def test_what_lies_beside_it_is_read(tiny_model: Callable[..., Path], tmp_path: 
     (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
     assert load_tokenizer(checkpoint).decode(load_tokenizer(checkpoint)("text").input_ids) == "text"
     assert load_config(checkpoint).eos_token_ids == (2, 7)
+
+
+def test_engine_with_the_tokenizer_of_another_directory(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    original = tiny_model("qwen3")
+    checkpoint = write_trtllm(original, tmp_path / "trtllm", 2)
+    options: dict[str, Any] = {"dtype": "float32", "max_input_len": 64}
+    with pytest.raises(ValueError, match=r"none of tokenizer\.json.* is there; name a directory .*--tokenizer"):
+        build_engine(checkpoint, tmp_path / "engine", **options)
+    build_engine(checkpoint, tmp_path / "engine", tokenizer=original, **options)
+    build_engine(original, tmp_path / "expected", **options)
+    engine, expected = load_engine(tmp_path / "engine"), load_engine(tmp_path / "expected")
+    assert engine.config.model.eos_token_ids == expected.config.model.eos_token_ids == (2,)
+    assert engine.load_tokenizer().get_vocab() == expected.load_tokenizer().get_vocab()
+    outputs = [LLM(path).generate("text", SamplingParams(max_tokens=4))[0] for path in (engine.path, expected.path)]
+    assert outputs[0].token_ids == outputs[1].token_ids
 
 
 # ---- refused ---------------------------------------------------------------------------------------------------------

@@ -74,7 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         default=DEMO,
         metavar="DIR|FILE.gguf|demo",
-        help="Hugging Face directory, GGUF file, or the demo model",
+        help="directory of Hugging Face or TensorRT-LLM (1.2), GGUF file, or the demo model",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="DIR",
+        help="where the tokenizer is, for checkpoints that come without one, as TensorRT-LLM's do (default: the model)",
     )
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, metavar="DIR", help="engine directory to make")
     parser.add_argument("--force", action="store_true", help="replace the engine that is there")
@@ -172,6 +178,7 @@ def command(arguments: argparse.Namespace) -> int:
         arguments.output,
         hubkv=hubkv_config(arguments),
         gate=arguments.gate,
+        tokenizer=arguments.tokenizer,
         dtype=arguments.dtype,
         max_input_len=arguments.max_input_len,
         max_batch_size=arguments.max_batch_size,

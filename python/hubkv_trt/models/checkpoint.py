@@ -73,12 +73,20 @@ def load_config(path: str | Path) -> ModelConfig:
         return _read_config(config_data(GGUFFile(path)), path)
     _require_directory(path)
     data = read_json(path / "config.json")
-    generation = path / "generation_config.json"
-    if generation.exists():  # says where generation stops; for chat models more than config.json
-        stops = read_token_ids(read_json(generation), "eos_token_id")
-        if stops:
-            data["eos_token_id"] = list(stops)
+    stops = load_stop_tokens(path)
+    if stops:
+        data["eos_token_id"] = list(stops)
     return _read_config(data, path / "config.json")
+
+
+def load_stop_tokens(path: Path) -> tuple[int, ...]:
+    """Where generation stops, by ``generation_config.json``; for chat models it says more than ``config.json``.
+
+    Raises:
+        ValueError: the file is corrupt.
+    """
+    generation = path / "generation_config.json"
+    return read_token_ids(read_json(generation), "eos_token_id") if generation.exists() else ()
 
 
 def is_gguf(path: str | Path) -> bool:
@@ -200,7 +208,7 @@ def _check_tensors(path: Path, model: ModelConfig, parts: Parts, found: dict[str
 def load_tokenizer(path: str | Path) -> Any:
     """The tokenizer (of transformers) of a directory or a ``.gguf`` file.
 
-    Checkpoints of TensorRT-LLM come without one: copy its files there, or give the directory of the original model.
+    Checkpoints of TensorRT-LLM come without one: the directory of the original model has it.
 
     Raises:
         ValueError: there is none, or it cannot be read.
@@ -213,7 +221,9 @@ def load_tokenizer(path: str | Path) -> Any:
             return load_gguf_tokenizer(path)
         _require_directory(path)
         if not any((path / name).exists() for name in TOKENIZER_FILES):  # transformers would make up an empty one
-            raise ValueError(f"none of {', '.join(TOKENIZER_FILES)} is there")
+            raise ValueError(
+                f"none of {', '.join(TOKENIZER_FILES)} is there; name a directory that has one (--tokenizer)"
+            )
         return AutoTokenizer.from_pretrained(str(path))
     except Exception as error:  # transformers and tokenizers raise anything over a damaged file
         raise ValueError(f"{path}: no tokenizer could be loaded: {error}") from error
