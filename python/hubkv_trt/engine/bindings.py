@@ -7,7 +7,7 @@ list of a layer, ``pages`` the columns of the block table. Tokens of a prompt ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..config import EngineConfig, HubKVConfig, ModelConfig, Scope, TensorRTConfig, WeightsPlace
@@ -40,6 +40,10 @@ class Binding:
     is_input: bool = False
     is_shape: bool = False
     is_weight: bool = False
+
+    def sized(self, letters: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape where the dynamic letters have these values."""
+        return tuple(letters[d] if size < 0 else size for d, size in zip(self.dims, self.shape, strict=True))
 
 
 def prefill_bindings(config: EngineConfig, num_sinks: int = 16) -> dict[str, Binding]:

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ..config import EngineConfig
 from ..graph.ops import CacheInputs, ExtendInputs, PrefillInputs
 from ..graph.tensorrt import TensorRTOps

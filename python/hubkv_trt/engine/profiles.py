@@ -68,14 +68,12 @@ def add_profiles(
         for binding in bindings.values():
             if not binding.is_input:
                 continue
-            shapes = [
-                tuple(ranges[letter][i] if size < 0 else size for letter, size in zip(binding.dims, binding.shape))
-                for i in range(3)
-            ]
             if binding.is_shape:
                 profile.set_shape_input(binding.name, *((value,) for value in ranges["K/S"]))
             elif -1 in binding.shape:
-                profile.set_shape(binding.name, *shapes)
+                profile.set_shape(
+                    binding.name, *(binding.sized({d: r[i] for d, r in ranges.items()}) for i in range(3))
+                )
         if builder_config.add_optimization_profile(profile) < 0:
             raise RuntimeError(f"TensorRT refused the optimization profile {ranges}; its messages above say why")
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks for a TensorRT that has no plugins: each plugin node becomes native layers of the same shapes and types.
 
-What these stand-ins compute is meaningless. They let a builder without plugins or a GPU (TensorRT-RTX) check all the rest
-of a network, and a dry run list it; each node is recorded as it would be in the real network.
+What these stand-ins compute is meaningless. They let a builder without plugins or a GPU (TensorRT-RTX) check all the
+rest of a network, and a dry run list it; each node is recorded as it would be in the real network.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class LoweredOps(TensorRTOps):
         return outputs
 
 
-Stand = tuple[Tensor, ...]
+Outputs = tuple[Tensor, ...]
+Values = Mapping[str, np.ndarray]
 
 
 def _scalar(layers: NetworkLayers, x: Tensor, dtype: Any, rank: int) -> Tensor:
@@ -70,7 +71,7 @@ def _scalar(layers: NetworkLayers, x: Tensor, dtype: Any, rank: int) -> Tensor:
     return layers.cast(layers.reshape(one, *(1,) * rank), dtype)
 
 
-def _refine(layers: NetworkLayers, inputs: list[Tensor], _: list[Tensor], fields: Mapping[str, np.ndarray]) -> Stand:
+def _refine(layers: NetworkLayers, inputs: list[Tensor], _: list[Tensor], fields: Values) -> Outputs:
     """Scores float32 [L, Hkv, T], alpha, window -> refined [L, Hkv, T], non_finite int64 [1]."""
     scores, alpha, window = inputs
     refined = layers.elementwise("PROD", scores, _scalar(layers, alpha, layers.trt.float32, 3))
@@ -89,7 +90,7 @@ def _select(
     return positions, layers.elementwise("SUM", offsets, _scalar(layers, inputs[0], trt.int64, 1))
 
 
-def _compact(layers: NetworkLayers, inputs: list[Tensor], _: list[Tensor], fields: Mapping[str, np.ndarray]) -> Stand:
+def _compact(layers: NetworkLayers, inputs: list[Tensor], _: list[Tensor], fields: Values) -> Outputs:
     """k, v [T, Hkv, D] of n layers, positions [K], head_offsets -> k_rows, v_rows [K, D]."""
     *rows, positions, offsets = inputs
     dim = rows[0].shape[2]
@@ -104,7 +105,7 @@ def _compact(layers: NetworkLayers, inputs: list[Tensor], _: list[Tensor], field
     return tuple(outputs)
 
 
-def _attend(layers: NetworkLayers, inputs: list[Tensor], _: list[Tensor], fields: Mapping[str, np.ndarray]) -> Stand:
+def _attend(layers: NetworkLayers, inputs: list[Tensor], _: list[Tensor], fields: Values) -> Outputs:
     """q [N, Hq, D], k and v [N, Hkv, D], tables of the cache -> [N, Hq, D]."""
     q, k, v, *tables = inputs
     out = q

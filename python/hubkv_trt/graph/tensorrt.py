@@ -2,8 +2,8 @@
 """Writes a model's graph down as a TensorRT network: ``graph.ops.Ops`` over ``INetworkDefinition``.
 
 For ``tensorrt`` 10.14 to 11.x, strongly typed, float16 and bfloat16. Where a newer version has a better call for
-attention or RoPE it is taken, else what 10.14 has. There is no RMSNorm layer in any of them (``add_normalization_v2`` is
-LayerNorm), so it is elementwise in float32, which the builder fuses.
+attention or RoPE it is taken, else what 10.14 has. There is no RMSNorm layer in any of them (``add_normalization_v2``
+is LayerNorm), so it is elementwise in float32, which the builder fuses.
 
 Attention wants [1, H, T, D] and everything else is token-major, so q, k and v are transposed for it. (TensorRT-RTX 1.7
 takes packed [T, H, D] tensors into a network, but has no kernel for them.)
@@ -225,22 +225,27 @@ class TensorRTOps:
         return self.layers.output(layer, "rotary")
 
     def causal_attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """M queries are all T or one: others would need a mask of their own.
+        """The layer knows no scale, so q is multiplied, in float32: a rounded factor would bend every logit.
 
-        The layer knows no scale, so q is multiplied, in float32: a rounded factor would bend every logit.
+        A single query sees every token. There, the G query heads of a KV head go as G queries of one head, which is
+        the same sum: kernels for long prompts want more than one query.
         """
-        heads, dim = tuple(q.shape)[1:]
-        causal = q.shape[0] != 1  # one query, the last, sees every token
+        heads, dim, kv_heads = q.shape[1], q.shape[2], k.shape[1]
         factor = self.constant(np.full((1, 1, 1), scale, np.float32))
         q = self.layers.cast(self.mul(self.to_float32(q), factor), k.dtype)
-        q, k, v = (
-            self.layers.permute(x, 1, 0, 2, then=(1, x.shape[1], -1, dim), what="heads_first") for x in (q, k, v)
-        )
-        out = self._attention(q, k, v, causal)
+        k, v = (self._heads_first(x) for x in (k, v))
+        if q.shape[0] == 1:
+            q = self.layers.reshape(q, 1, kv_heads, heads // kv_heads, dim)
+            return self.layers.reshape(self._attention(q, k, v, causal=False), 1, heads, dim)
+        out = self._attention(self._heads_first(q), k, v, causal=True)
         return self.layers.reshape_permuted(out, (heads, -1, dim), 1, 0, 2, what="tokens_first")
 
+    def _heads_first(self, x: Tensor) -> Tensor:
+        """[N, H, D] -> [1, H, N, D]."""
+        return self.layers.permute(x, 1, 0, 2, then=(1, x.shape[1], -1, x.shape[2]), what="heads_first")
+
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        """[1, Hq, M, D], [1, Hkv, T, D], [1, Hkv, T, D] -> [1, Hq, M, D].
+        """[1, H, M, D], [1, Hkv, T, D], [1, Hkv, T, D] -> [1, H, M, D].
 
         Raises:
             RuntimeError: the layer does not say what it was asked for. (TensorRT drops a mask that comes together with
@@ -257,6 +262,7 @@ class TensorRTOps:
         self.layers.named(layer, "attention")
         if not right or layer.mask is not None or layer.norm_op != norm:
             raise RuntimeError(f"TensorRT made another attention of {layer.name} than was asked for")
+        layer.decomposable = not causal  # one query may do without a fused kernel; T x T numbers are never laid out
         return layer.get_output(0)
 
     def attend(
