@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .network_layers import NetworkLayers, Tensor
+from .network_layers import Tensor
 from .tensorrt import Fields, TensorRTOps, as_field
 
 
@@ -48,6 +48,7 @@ class LoweredOps(TensorRTOps):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.calls: list[PluginCall] = []
+        self._scalars: dict[tuple[str, ...], Tensor] = {}
 
     def plugin(
         self, name: str, inputs: Sequence[Tensor], fields: Fields, shape_inputs: Sequence[Tensor] = ()
@@ -55,65 +56,57 @@ class LoweredOps(TensorRTOps):
         values = {field: as_field(value) for field, value in fields.items()}
         first = self.layers.network.num_layers
         with self.layers.at(f"{self.layers.place}.{name}"):
-            outputs = _STAND_INS[name](self.layers, list(inputs), list(shape_inputs), values)
+            if name == "HubKVRefine":
+                outputs = self._refine(*inputs)
+            elif name == "HubKVSelect":
+                outputs = self._select(*inputs, *shape_inputs, int(values["num_groups"][0]))
+            elif name == "HubKVCompact":
+                outputs = self._compact(*inputs)
+            else:
+                assert name == "HubKVAttend", name
+                outputs = self._attend(*inputs)
         layers = range(first, self.layers.network.num_layers)
         self.calls.append(PluginCall(name, tuple(inputs), tuple(shape_inputs), values, outputs, layers))
         return outputs
 
+    def _scalar(self, dtype: Any, rank: int, *xs: Tensor) -> Tensor:
+        """A number of each x, added up, as [1, ..., 1]: a stand-in depends on all that the plugin reads."""
+        key = (str(dtype), str(rank), *(x.name for x in xs))
+        if key not in self._scalars:
+            total = None
+            for x in xs:
+                one = self.layers.slice(x, (0,) * len(x.shape), (1,) * len(x.shape))
+                one = self.layers.cast(self.layers.reshape(one, *(1,) * rank), dtype)
+                total = one if total is None else self.add(total, one)
+            self._scalars[key] = total
+        return self._scalars[key]
 
-Outputs = tuple[Tensor, ...]
-Values = Mapping[str, np.ndarray]
+    def _refine(self, scores: Tensor, alpha: Tensor, window: Tensor) -> tuple[Tensor, ...]:
+        """[L, Hkv, T] -> refined [L, Hkv, T], non_finite int64 [1]."""
+        refined = self.mul(scores, self._scalar(self.trt.float32, 3, alpha))
+        return refined, self._scalar(self.trt.int64, 1, window)
 
+    def _select(self, refined: Tensor, rows: Tensor, num_groups: int) -> tuple[Tensor, ...]:
+        """[L, Hkv, T], K -> positions int32 [S*K], head_offsets int64 [L*Hkv + 1]."""
+        count = self.mul(self.constant(np.array([num_groups], np.int64)), rows)
+        positions = self.add(self.layers.range(count, self.trt.int32), self._scalar(self.trt.int32, 1, refined))
+        offsets = self.constant(np.arange(refined.shape[0] * refined.shape[1] + 1, dtype=np.int64))
+        return positions, self.add(offsets, self._scalar(self.trt.int64, 1, refined))
 
-def _scalar(layers: NetworkLayers, x: Tensor, dtype: Any, rank: int) -> Tensor:
-    """One number of x as [1, ..., 1]: a stand-in depends on all that the plugin reads."""
-    one = layers.slice(x, (0,) * len(x.shape), (1,) * len(x.shape))
-    return layers.cast(layers.reshape(one, *(1,) * rank), dtype)
+    def _compact(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """k, v [T, Hkv, D] of n layers, positions [K], head_offsets -> k_rows, v_rows [K, D]."""
+        *rows, positions, offsets = inputs
+        index = self.add(positions, self._scalar(self.trt.int32, 1, offsets))
+        outputs = []
+        for side in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
+            total = side[0]
+            for x in side[1:]:
+                total = self.add(total, x)
+            outputs.append(self.gather(self.layers.reshape(total, -1, total.shape[2]), index))
+        return tuple(outputs)
 
-
-def _refine(layers: NetworkLayers, inputs: list[Tensor], _: list[Tensor], fields: Values) -> Outputs:
-    """Scores float32 [L, Hkv, T], alpha, window -> refined [L, Hkv, T], non_finite int64 [1]."""
-    scores, alpha, window = inputs
-    refined = layers.elementwise("PROD", scores, _scalar(layers, alpha, layers.trt.float32, 3))
-    return refined, _scalar(layers, window, layers.trt.int64, 1)
-
-
-def _select(
-    layers: NetworkLayers, inputs: list[Tensor], shape: list[Tensor], fields: Mapping[str, np.ndarray]
-) -> Stand:
-    """Refined [L, Hkv, T], K -> positions int32 [S*K], head_offsets int64 [L*Hkv + 1]."""
-    trt, heads = layers.trt, inputs[0].shape[0] * inputs[0].shape[1]
-    groups = layers.constant(fields["num_groups"].astype(np.int64))
-    numbers = layers.range(layers.elementwise("PROD", groups, shape[0]), trt.int32)
-    positions = layers.elementwise("SUM", numbers, _scalar(layers, inputs[0], trt.int32, 1))
-    offsets = layers.constant(np.arange(heads + 1, dtype=np.int64))
-    return positions, layers.elementwise("SUM", offsets, _scalar(layers, inputs[0], trt.int64, 1))
-
-
-def _compact(layers: NetworkLayers, inputs: list[Tensor], _: list[Tensor], fields: Values) -> Outputs:
-    """k, v [T, Hkv, D] of n layers, positions [K], head_offsets -> k_rows, v_rows [K, D]."""
-    *rows, positions, offsets = inputs
-    dim = rows[0].shape[2]
-    index = layers.elementwise("SUM", positions, _scalar(layers, offsets, layers.trt.int32, 1))
-    outputs = []
-    for side in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
-        total = side[0]
-        for x in side[1:]:
-            total = layers.elementwise("SUM", total, x)
-        gather = layers.network.add_gather(layers.reshape(total, -1, dim), index, 0)
-        outputs.append(layers.output(gather, "gather"))
-    return tuple(outputs)
-
-
-def _attend(layers: NetworkLayers, inputs: list[Tensor], _: list[Tensor], fields: Values) -> Outputs:
-    """q [N, Hq, D], k and v [N, Hkv, D], tables of the cache -> [N, Hq, D]."""
-    q, k, v, *tables = inputs
-    out = q
-    for x in (k, v):
-        out = layers.elementwise("SUM", out, layers.reduce("AVG", x, 1, keep=True))
-    for table in tables:
-        out = layers.elementwise("SUM", out, _scalar(layers, table, q.dtype, 3))
-    return (out,)
-
-
-_STAND_INS = {"HubKVRefine": _refine, "HubKVSelect": _select, "HubKVCompact": _compact, "HubKVAttend": _attend}
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> tuple[Tensor, ...]:
+        """q [N, Hq, D], k and v [N, Hkv, D], tables of the cache -> [N, Hq, D]."""
+        means = (self.layers.reduce("AVG", x, 1, keep=True) for x in (k, v))
+        out = self.add(q, self.add(*means))
+        return (self.add(out, self._scalar(q.dtype, 3, *tables)),)
