@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorRT's messages in Python's logging, and the last of them for errors: TensorRT answers None or False, no reason."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+LOGGER = logging.getLogger("hubkv_trt.tensorrt")
+
+_LEVELS = {
+    "INTERNAL_ERROR": logging.CRITICAL,
+    "ERROR": logging.ERROR,
+    "WARNING": logging.WARNING,
+    "INFO": logging.INFO,
+    "VERBOSE": logging.DEBUG,
+}
+
+
+def make_logger(trt: Any) -> Any:
+    """An ``ILogger`` that passes on to the logger ``hubkv_trt.tensorrt``.
+
+    Its method ``reason()`` gives the errors since it was last called, in one line, and forgets them.
+
+    Args:
+        trt: the module ``tensorrt``, or one with its interface.
+    """
+
+    class Messages(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self._errors: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity.name in ("INTERNAL_ERROR", "ERROR"):
+                self._errors = [*self._errors[-3:], message.strip()]
+            LOGGER.log(_LEVELS.get(severity.name, logging.INFO), "%s", message)
+
+        def reason(self) -> str:
+            errors, self._errors = self._errors, []
+            return " / ".join(errors) or "TensorRT gave no reason"
+
+    return Messages()
