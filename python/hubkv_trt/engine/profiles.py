@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimization profiles of the two plans, and what TensorRT cannot hold: a tensor of 2^31 elements."""
+"""Optimization profiles of the two plans, and whether TensorRT can hold their inputs and outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from typing import Any
 
-from ..config import EngineConfig, ModelConfig, budget
+from ..config import EngineConfig, budget
 from ..runtime.cache import PAGE_TOKENS
-from .bindings import Binding, plans_of, work_capacity
+from .bindings import Binding, extend_bindings, plans_of, prefill_bindings, work_capacity
 
 MAX_ELEMENTS = 2**31 - 1
-"""Of one tensor, in every version of TensorRT."""
+"""Of one input or output, in every version of TensorRT."""
 
 Range = tuple[int, int, int]
 """The least, the most likely and the largest value."""
@@ -78,52 +79,37 @@ def add_profiles(
             raise RuntimeError(f"TensorRT refused the optimization profile {ranges}; its messages above say why")
 
 
+def largest(config: EngineConfig) -> dict[str, int]:
+    """Every dynamic letter of the bindings at its largest."""
+    rows = max_rows(config)
+    letters = {"K": rows, "K/L": rows // config.model.num_layers, "M": plans_of(config).last_queries}
+    for ranges in (*prefill_profiles(config), *extend_profiles(config)):
+        letters.update({letter: max(values[2], letters.get(letter, 0)) for letter, values in ranges.items()})
+    return letters
+
+
 def check_sizes(config: EngineConfig) -> None:
-    """Refuses limits under which some tensor of a plan would have 2^31 elements or more.
+    """Refuses limits under which an input or output would have 2^31 elements or more.
 
     Raises:
-        ValueError: names the limit and what to change it to.
+        ValueError: names the limit, the tensor, and what to change the limit to.
     """
-    for limit, value, elements, what in _large_tensors(config):
-        if elements > MAX_ELEMENTS:
-            most = value * MAX_ELEMENTS // elements
-            raise ValueError(
-                f"{limit}: {value} makes {what} of {elements} elements, more than TensorRT's {MAX_ELEMENTS}: "
-                f"--{limit.replace('_', '-')} {most} at most"
-            )
-    rows, dim = max_rows(config), config.model.head_dim
-    parts = 1 if config.hubkv is not None and config.hubkv.scope.value == "model" else config.model.num_layers
-    if rows // parts * dim > MAX_ELEMENTS:
-        raise ValueError(_too_many_rows(config, rows // parts * dim))
-
-
-def _large_tensors(config: EngineConfig) -> Iterator[tuple[str, int, int, str]]:
-    """(limit, its value, elements at that value, what they are)."""
-    model, tokens, batch = config.model, config.max_input_len, config.max_batch_size
-    new = plans_of(config).max_extend_len
-    wide = _widest(model)
-    yield "max_input_len", tokens, tokens * wide, f"activations [T, {wide}]"
-    if config.hubkv is not None:
-        pairs = model.num_rows_per_token
-        yield "max_input_len", tokens, tokens * pairs, f"scores [{model.num_layers}, {model.num_kv_heads}, T]"
-    yield "max_extend_len", new, batch * new * wide, f"activations [{batch} * Tq, {wide}]"
-    rows = model.num_rows_per_token * model.head_dim
-    heads = model.num_layers * model.num_heads * model.head_dim if plans_of(config).new_queries else rows
-    yield "max_extend_len", new, batch * new * max(rows, heads), f"new rows [L, {batch}, Tq, H, D]"
-
-
-def _widest(model: ModelConfig) -> int:
-    """Elements that a token has in the widest tensor of a layer."""
-    return max(2 * model.intermediate_size, (model.num_heads + 2 * model.num_kv_heads) * model.head_dim)
-
-
-def _too_many_rows(config: EngineConfig, elements: int) -> str:
-    hint = ""
-    if config.hubkv is not None:
-        least = 1 - (1 - plans_of(config).min_ratio) * MAX_ELEMENTS / elements
-        hint = f"--min-ratio {int(least * 100 + 1) / 100:g} (prompts of full length at less are then refused), or "
-    most = config.max_input_len * MAX_ELEMENTS // elements
-    return (
-        f"max_input_len: {config.max_input_len} tokens at compression ratio {plans_of(config).min_ratio:g} keep "
-        f"K * D = {elements} elements, more than TensorRT's {MAX_ELEMENTS} of a tensor: {hint}--max-input-len {most}"
-    )
+    letters = largest(config)
+    for binding in (*prefill_bindings(config).values(), *extend_bindings(config).values()):
+        elements = math.prod(binding.sized(letters))
+        if elements <= MAX_ELEMENTS or binding.is_weight:
+            continue
+        share = MAX_ELEMENTS / elements
+        of_prompt = "Tq" not in binding.dims and "B" not in binding.dims
+        limit = "max_input_len" if of_prompt else "max_extend_len"
+        value = config.max_input_len if of_prompt else plans_of(config).max_extend_len
+        advice = f"--{limit.replace('_', '-')} {int(value * share)} at most"
+        if not of_prompt:
+            advice += f", or a smaller --max-batch-size than {config.max_batch_size}"
+        elif config.hubkv is not None and {"K", "K/L"} & set(binding.dims):
+            least = 1 - (1 - plans_of(config).min_ratio) * share
+            advice += f", or --min-ratio {math.ceil(least * 100) / 100:g}: full prompts are then not kept any denser"
+        raise ValueError(
+            f"{limit}: {value} makes {binding.name} [{', '.join(binding.dims)}] of {elements} elements, "
+            f"more than TensorRT's {MAX_ELEMENTS} of a tensor: {advice}"
+        )

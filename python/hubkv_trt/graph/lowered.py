@@ -59,7 +59,7 @@ class LoweredOps(TensorRTOps):
             if name == "HubKVRefine":
                 outputs = self._refine(*inputs)
             elif name == "HubKVSelect":
-                outputs = self._select(*inputs, *shape_inputs, int(values["num_groups"][0]))
+                outputs = self._select(inputs[0], shape_inputs[0], int(values["num_groups"][0]))
             elif name == "HubKVCompact":
                 outputs = self._compact(*inputs)
             else:
