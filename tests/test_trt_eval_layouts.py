@@ -39,6 +39,16 @@ def test_shuffle() -> None:
     assert run(add, x, shapes=[(-1, 3, 4)]).equal(expected)
 
 
+def test_shuffle_without_a_shape() -> None:
+    def add(network: Any, t: Any) -> Any:
+        layer = network.add_shuffle(t)
+        layer.first_transpose = (2, 0, 1)
+        return layer
+
+    x = random(2, 3, 4)
+    assert run(add, x).equal(x.permute(2, 0, 1))
+
+
 def test_shuffle_to_a_computed_shape() -> None:
     def add(network: Any, t: Any, like: Any) -> Any:
         layer = network.add_shuffle(t)

@@ -17,12 +17,12 @@ def shape(layer: Any, x: Tensor) -> Tensor:
 
 
 def shuffle(layer: Any, x: Tensor, dims: Tensor | None = None) -> Tensor:
-    """Transpose, reshape (0 copies the axis of that index, -1 is what is left), transpose."""
+    """Transpose, reshape where it is asked for (0 copies the axis of that index, -1 is what is left), transpose."""
     x = x.permute(tuple(layer.first_transpose)[: x.ndim])
-    asked = tuple(layer.reshape_dims) if dims is None else tuple(dims.tolist())
-    if layer.zero_is_placeholder:
-        asked = tuple(x.shape[i] if n == 0 else n for i, n in enumerate(asked))
-    x = x.reshape(asked)
+    asked = layer.reshape_dims if dims is None else dims.tolist()
+    if asked is not None:
+        copy = layer.zero_is_placeholder
+        x = x.reshape(tuple(x.shape[i] if n == 0 and copy else n for i, n in enumerate(asked)))
     return x.permute(tuple(layer.second_transpose)[: x.ndim])
 
 
