@@ -34,7 +34,8 @@ def load_plugins(trt: Any, file: Path | None = None) -> None:
     file = plugin_library() if file is None else file
     if not file.is_file():
         raise ValueError(
-            f"plugin library: {file} is not there: build it with cmake -DHUBKV_CUDA=ON -DHUBKV_PLUGIN=ON (docs/plugin.md)"
+            f"plugin library: {file} is not there: build it with cmake -DHUBKV_CUDA=ON -DHUBKV_PLUGIN=ON "
+            "(docs/plugin.md)"
         )
     handle = registry.load_library(str(file))
     found = _versions(registry)

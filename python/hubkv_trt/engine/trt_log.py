@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT's messages in Python's logging, and the last of them for errors: TensorRT answers None or False, no reason."""
+"""TensorRT's messages in Python's logging, and the last errors for exceptions: TensorRT itself only answers no."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _LEVELS = {
 def make_logger(trt: Any) -> Any:
     """An ``ILogger`` that passes on to the logger ``hubkv_trt.tensorrt``.
 
-    Its method ``reason()`` gives the errors since it was last called, in one line, and forgets them.
+    Its method ``reason()`` gives the errors since it was last called, in one line, and forgets them; ``failed`` says
+    whether there are any.
 
     Args:
         trt: the module ``tensorrt``, or one with its interface.
     """
 
-    class Messages(trt.ILogger):  # type: ignore[misc]
+    class Messages(trt.ILogger):
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self._errors: list[str] = []
@@ -39,5 +40,9 @@ def make_logger(trt: Any) -> Any:
         def reason(self) -> str:
             errors, self._errors = self._errors, []
             return " / ".join(errors) or "TensorRT gave no reason"
+
+        @property
+        def failed(self) -> bool:
+            return bool(self._errors)
 
     return Messages()

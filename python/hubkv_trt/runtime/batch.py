@@ -72,8 +72,10 @@ class Batch:
             self._take_pages(int(b), int(new_lengths[b]))
         positions, last = self._positions, self._rows
         if num_new > 1:
-            positions = (positions[:, None] + torch.arange(num_new, dtype=torch.int32)).flatten()
-            last = self._rows * num_new + (new_lengths - 1).clamp_(min=0)
+            ends = (new_lengths - 1).clamp_(min=0)  # padding stands where the last real token does
+            offsets = torch.minimum(torch.arange(num_new, dtype=torch.int32), ends[:, None])
+            positions = (positions[:, None] + offsets).flatten()
+            last = self._rows * num_new + ends
         return Tables(self._segments, self._block_table, self._tail_lengths, new_lengths, positions, last)
 
     def advance(self, new_lengths: torch.Tensor) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..config import EngineConfig, require
+from ..config import Budget, EngineConfig, budget, require
 from .arena import Arena, align
 from .cache import PAGE_TOKENS, Cache, Ledger
 from .memory import available_bytes
+from .requests import KEEP_ALL
 
 _TAIL_TOKENS = 2048  # a sequence's share of the page pool where the user names no size
 
@@ -69,3 +70,10 @@ def most_pages(config: EngineConfig, tail_tokens: int | None = None) -> int:
     tokens = config.max_batch_size * share if tail_tokens is None else tail_tokens
     require(tokens >= 1, "tail_tokens", tail_tokens, "an integer >= 1")
     return -(-tokens // PAGE_TOKENS)
+
+
+def largest_prompt(config: EngineConfig) -> tuple[int, Budget]:
+    """T and the budget of a prompt of ``max_input_len`` tokens at the engine's own ratio."""
+    hubkv = config.hubkv or KEEP_ALL
+    ratio = max(hubkv.ratio, config.tensorrt.min_ratio if config.tensorrt else 0.0)
+    return config.max_input_len, budget(config.model, hubkv, config.max_input_len, ratio)

@@ -63,8 +63,8 @@ class LLM:
 
     Args:
         engine: path of an engine directory, or an ``Engine``.
-        cache_bytes: size of the KV cache; ``runtime.cache_size.create_cache`` says what the default is. On a GPU it lies
-            in the device's memory and also lends prompts what their prefill needs while it runs.
+        cache_bytes: size of the KV cache; ``runtime.cache_size.create_cache`` says what the default is. On a GPU it
+            lies in the device's memory and also lends prompts what their prefill needs while it runs.
         tail_tokens: how many generated (and question) tokens of all sequences together fit; see there.
         verify: compare the engine's files with their checksums.
 
