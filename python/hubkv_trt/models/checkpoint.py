@@ -70,13 +70,13 @@ def load_config(path: str | Path) -> ModelConfig:
     """
     path = Path(path)
     if is_gguf(path):
-        return _read_config(config_data(GGUFFile(path)), path)
+        return read_config(config_data(GGUFFile(path)), path)
     _require_directory(path)
     data = read_json(path / "config.json")
     stops = load_stop_tokens(path)
     if stops:
         data["eos_token_id"] = list(stops)
-    return _read_config(data, path / "config.json")
+    return read_config(data, path / "config.json")
 
 
 def load_stop_tokens(path: Path) -> tuple[int, ...]:
@@ -99,7 +99,12 @@ def _require_directory(path: Path) -> None:
         raise ValueError(f"{path}: neither a directory with a model nor a .gguf file")
 
 
-def _read_config(data: dict[str, Any], path: Path) -> ModelConfig:
+def read_config(data: dict[str, Any], source: Path | str) -> ModelConfig:
+    """The architecture from the content of a ``config.json``.
+
+    Raises:
+        ValueError: it asks for something that is not built; names source and field.
+    """
     try:
         if is_trtllm(data):
             return read_trtllm(data)
@@ -111,7 +116,7 @@ def _read_config(data: dict[str, Any], path: Path) -> ModelConfig:
         refuse(bool(other), "architectures", ", ".join(map(str, other)), built)
         return READERS[kind](data)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{source}: {error}") from error
 
 
 # ---- weights --------------------------------------------------------------------------------------------------------
