@@ -12,12 +12,11 @@ from typing import Any
 from ..config import DType, EngineConfig, TensorRTConfig, require
 from ..graph.tensorrt import TensorRTOps
 from .build_progress import BuildProgress, make_monitor
+from .directory import EXTEND_FILE as EXTEND_FILE
+from .directory import PREFILL_FILE as PREFILL_FILE
 from .network import Network, extend_network, prefill_network
 from .profiles import add_profiles, extend_profiles, prefill_profiles
 from .trt_log import make_logger
-
-PREFILL_FILE = "prefill.plan"
-EXTEND_FILE = "extend.plan"
 
 OLDEST_VERSION = (10, 14)
 """The first TensorRT that has a layer for attention as the networks use it."""
