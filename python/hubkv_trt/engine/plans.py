@@ -12,8 +12,7 @@ from typing import Any
 from ..config import DType, EngineConfig, TensorRTConfig, require
 from ..graph.tensorrt import TensorRTOps
 from .build_progress import BuildProgress, make_monitor
-from .directory import EXTEND_FILE as EXTEND_FILE
-from .directory import PREFILL_FILE as PREFILL_FILE
+from .directory import EXTEND_FILE, PREFILL_FILE
 from .network import Network, extend_network, prefill_network
 from .profiles import add_profiles, extend_profiles, prefill_profiles
 from .trt_log import make_logger

@@ -16,8 +16,7 @@ from ...cuda.memory import DeviceMemory, check_room, copy, gib, memory_info
 from ...cuda.stream import Stream
 from ...cuda.upload import layout, upload
 from ...engine.bindings import extend_bindings, plans_of, prefill_bindings
-from ...engine.directory import Engine
-from ...engine.plans import EXTEND_FILE, PREFILL_FILE
+from ...engine.directory import EXTEND_FILE, PREFILL_FILE, Engine
 from ...engine.plugin_library import load_plugins
 from ...engine.profiles import DECODE, QUESTION
 from ...engine.trt_log import LOGGER, make_logger
