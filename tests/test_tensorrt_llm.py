@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import trtllm_standin
-from hubkv_trt.config import budget
+from hubkv_trt.config import HubKVConfig, Scope, budget
 from masked_reference import masked_logits
 from trtllm_executor import HUBKV, NUM_PAGES, PAGE, Executor, load_tiny, token_ids
 
@@ -191,9 +191,10 @@ def test_engines_that_are_refused(tiny: Any, trtllm: Any) -> None:
 
 
 def test_arguments_of_an_llm_take_the_config(trtllm: Any) -> None:
-    config = trtllm.integration.HubKVCompressionConfig(gate="gate.pt", ratio=0.5, parameters={"sink_tokens": 8})
-    assert config.hubkv().sink_tokens == 8 and config.hubkv().ratio == 0.5
-    content = {"algorithm": "hubkv", "gate": "gate.pt", "ratio": 0.5, "parameters": {"sink_tokens": 8}}
+    parameters = {"sink_tokens": 8, "penalty_factor": 1, "long_context": 1000}
+    config = trtllm.integration.HubKVCompressionConfig(gate="gate.pt", ratio=0.5, parameters=parameters)
+    assert config.hubkv() == HubKVConfig(scope=Scope.HEAD, ratio=0.5, **parameters)
+    content = {"algorithm": "hubkv", "gate": "gate.pt", "ratio": 0.5, "parameters": parameters}
     for arguments in (trtllm.llm_args.BaseLlmArgs, trtllm.llm_args.TorchLlmArgs):
         for given in (config, content):
             assert arguments(kv_cache_compression_config=given).kv_cache_compression_config == config

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of TensorRT-LLM the integration touches, rebuilt small: TensorRT-LLM itself needs a GPU to be imported.
+"""What of TensorRT-LLM the integration touches, rebuilt small: TensorRT-LLM itself runs on GPUs only.
 
 Names, parameters, tensor layouts and the rules of the cache are those read in the public source at commit 0004396
 (files in docs/tensorrt-llm.md). Memory, attention and scheduling are real, on the CPU; nothing here knows of HubKV.

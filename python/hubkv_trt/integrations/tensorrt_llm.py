@@ -75,7 +75,9 @@ class HubKVCompressionConfig(llm_args.KvCacheCompressionConfig):
     gate: str = Field(description="File of the model's FastKVzip gate, .pt or .safetensors.")
     ratio: float = Field(default=HubKVConfig.ratio, description="Fraction of a prompt's KV pairs removed, in [0, 1).")
     preset: str = Field(default=DEFAULT_PRESET, description="A method of the paper; sets the parameters.")
-    parameters: dict[str, float] = Field(default_factory=dict, description="Fields of HubKVConfig that differ from it.")
+    parameters: dict[str, int | float | None] = Field(
+        default_factory=dict, description="Fields of HubKVConfig that differ from the preset."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> HubKVCompressionConfig:
@@ -86,9 +88,8 @@ class HubKVCompressionConfig(llm_args.KvCacheCompressionConfig):
         """The parameters of the stages; ``head`` scope."""
         for name in {"preset", "ratio"} & set(self.parameters):
             raise ValueError(f"parameters: {name} is a field of its own")
-        whole = {name: int(x) if float(x).is_integer() else x for name, x in self.parameters.items()}
         preset = HubKVConfig.from_preset(self.preset, ratio=self.ratio, scope=Scope.HEAD)
-        return HubKVConfig.from_dict({**preset.to_dict(), **whole})
+        return HubKVConfig.from_dict({**preset.to_dict(), **self.parameters})
 
 
 class HubKVCompressionManager(KVCacheCompressionManager):
