@@ -7,8 +7,8 @@ from typing import Any
 
 from .errors import call, release
 
-_NON_BLOCKING = 1  # cudaStreamNonBlocking: the legacy default stream of other libraries is not waited for
-_NO_TIMING = 2  # cudaEventDisableTiming
+NON_BLOCKING = 1  # cudaStreamNonBlocking: the legacy default stream of other libraries is not waited for
+NO_TIMING = 2  # cudaEventDisableTiming
 
 
 class Stream:
@@ -19,7 +19,7 @@ class Stream:
     """
 
     def __init__(self) -> None:
-        self._stream: Any = call("cudaStreamCreateWithFlags", _NON_BLOCKING)
+        self._stream: Any = call("cudaStreamCreateWithFlags", NON_BLOCKING)
         self.handle = int(self._stream)
 
     def synchronize(self) -> None:
@@ -35,7 +35,7 @@ class Event:
     """A mark in a stream."""
 
     def __init__(self) -> None:
-        self._event: Any = call("cudaEventCreateWithFlags", _NO_TIMING)
+        self._event: Any = call("cudaEventCreateWithFlags", NO_TIMING)
 
     def record(self, stream: Stream) -> None:
         """Marks what was enqueued so far."""

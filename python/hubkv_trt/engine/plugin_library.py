@@ -37,14 +37,15 @@ def load_plugins(trt: Any, file: Path | None = None) -> None:
             f"plugin library: {file} is not there: build it with cmake -DHUBKV_CUDA=ON -DHUBKV_PLUGIN=ON "
             "(docs/plugin.md)"
         )
-    handle = registry.load_library(str(file))
-    found = _versions(registry)
+    registry.load_library(str(file))
     if missing := _missing(registry):
-        why = "TensorRT cannot load it; its message above says why"
-        if handle is not None:
-            others = ", ".join(f"{name} {found[name]}" for name in missing if name in found)
-            why = f"it has no {', '.join(missing)} of version {PLUGIN_VERSION}" + (f", but {others}" if others else "")
-        raise ValueError(f"plugin library: {file}: {why}: build it from the sources of this hubkv-trt (docs/plugin.md)")
+        found = _versions(registry)
+        others = ", ".join(f"{name} {found[name]}" for name in missing if name in found)
+        raise ValueError(
+            f"plugin library: {file}: TensorRT finds no {', '.join(missing)} of version {PLUGIN_VERSION} in it"
+            + (f" (there are {others})" if others else "")
+            + "; its log may say why. Build it from the sources of this hubkv-trt (docs/plugin.md)"
+        )
 
 
 def _missing(registry: Any) -> list[str]:

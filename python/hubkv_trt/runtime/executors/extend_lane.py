@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ... import _abi, _library
 from ...config import EngineConfig
 from ...cuda.graph import Graph
 from ...cuda.memory import DeviceMemory, copy
@@ -18,16 +17,12 @@ from ...cuda.staging import Staging
 from ...cuda.stream import Stream
 from ...cuda.upload import layout
 from ...engine.bindings import work_capacity
-from ...engine.network import PAGE_BASE
 from ..batch import Batch, Tables
-from ..cache import PAGE_TOKENS
-from .eager import MIN_ROWS_PER_ITEM
 from .plans import Plan
+from .stage_calls import append_rows, plan_work
 from .tables import TableImage, binding_bytes
 
 LOGGER = logging.getLogger("hubkv_trt.tensorrt")
-
-_ROW_TYPES = {"float32": _abi.FLOAT32, "float16": _abi.FLOAT16, "bfloat16": _abi.BFLOAT16}
 
 
 @dataclass(frozen=True)
@@ -203,29 +198,11 @@ class ExtendLane:
             copy("DeviceToDevice", self._at["input_ids"], source.data_ptr(), source.numel() * 4, stream.handle)
 
     def _plan_work(self) -> None:
-        """The work list of attend, for the segments that were uploaded."""
-        model, batch_size = self._model, self._shape[0]
-        # Row size and pages play no part: a plan counts rows.
-        params = _abi.CacheParams(
-            batch_size, model.num_layers, model.num_kv_heads, 8, _abi.FLOAT16, 1, 0, 0, work_capacity(model, batch_size)
-        )
-        at = [self._at[name] for name in ("arena", "segments", "work", "work_count")]
-        _library.call("hubkv_plan", _abi.CUDA, self._shared.stream.handle, params, MIN_ROWS_PER_ITEM, *at)
+        plan_work(self._model, self._shape[0], self._at, self._shared.stream.handle)
 
     def _enqueue(self) -> None:
         """The network, and its new rows into the tails."""
-        stream, model, (batch_size, num_new) = self._shared.stream, self._model, self._shape
+        stream, (batch_size, num_new) = self._shared.stream, self._shape
         self._context.enqueue(stream)
-        params = _abi.CacheParams(
-            batch_size,
-            model.num_layers,
-            model.num_kv_heads,
-            model.head_dim,
-            _ROW_TYPES[self._shared.config.dtype.value],
-            PAGE_TOKENS,
-            self._image.pages,
-            PAGE_BASE,
-            batch_size * model.num_kv_heads,
-        )
-        names = ("k_new", "v_new", "arena", "block_table", "tail_lengths", "new_lengths")
-        _library.call("hubkv_append", _abi.CUDA, stream.handle, params, num_new, *(self._at[name] for name in names))
+        dtype = self._shared.config.dtype
+        append_rows(self._model, dtype, batch_size, num_new, self._image.pages, self._at, stream.handle)
