@@ -12,9 +12,10 @@ from ..config import EngineConfig, WeightsPlace
 from ..graph.lowered import LoweredOps
 from ..runtime.cache import Ledger
 from .bindings import Binding, plans_of, weight_shapes
+from .directory import EXTEND_FILE, PREFILL_FILE
 from .estimate import device_weight_bytes, extend_bytes, prefill_bytes
 from .network import Network, extend_network, prefill_network
-from .plans import EXTEND_FILE, PREFILL_FILE, make_builder
+from .plans import make_builder
 from .profiles import extend_profiles, prefill_profiles
 from .summary import GIB, cache_figures, table
 from .trt_log import make_logger

@@ -95,21 +95,23 @@ def check_sizes(config: EngineConfig) -> None:
         ValueError: names the limit, the tensor, and what to change the limit to.
     """
     letters = largest(config)
-    for binding in (*prefill_bindings(config).values(), *extend_bindings(config).values()):
-        elements = math.prod(binding.sized(letters))
-        if elements <= MAX_ELEMENTS or binding.is_weight:
-            continue
-        share = MAX_ELEMENTS / elements
-        of_prompt = "Tq" not in binding.dims and "B" not in binding.dims
-        limit = "max_input_len" if of_prompt else "max_extend_len"
-        value = config.max_input_len if of_prompt else plans_of(config).max_extend_len
-        advice = f"--{limit.replace('_', '-')} {int(value * share)} at most"
-        if not of_prompt:
-            advice += f", or a smaller --max-batch-size than {config.max_batch_size}"
-        elif config.hubkv is not None and {"K", "K/L"} & set(binding.dims):
-            least = 1 - (1 - plans_of(config).min_ratio) * share
-            advice += f", or --min-ratio {math.ceil(least * 100) / 100:g}: full prompts are then not kept any denser"
-        raise ValueError(
-            f"{limit}: {value} makes {binding.name} [{', '.join(binding.dims)}] of {elements} elements, "
-            f"more than TensorRT's {MAX_ELEMENTS} of a tensor: {advice}"
-        )
+    bindings = [*prefill_bindings(config).values(), *extend_bindings(config).values()]
+    binding = max((b for b in bindings if not b.is_weight), key=lambda b: math.prod(b.sized(letters)))
+    elements = math.prod(binding.sized(letters))
+    if elements <= MAX_ELEMENTS:
+        return
+    share = MAX_ELEMENTS / elements
+    limits = {"Tq": plans_of(config).max_extend_len, "B": config.max_batch_size}
+    letter = next((letter for letter in limits if letter in binding.dims), "T")
+    limit = {"Tq": "max_extend_len", "B": "max_batch_size", "T": "max_input_len"}[letter]
+    value = limits.get(letter, config.max_input_len)
+    advice = f"--{limit.replace('_', '-')} {int(value * share)} at most"
+    if letter == "Tq":
+        advice += f", or a smaller --max-batch-size than {config.max_batch_size}"
+    elif config.hubkv is not None and {"K", "K/L"} & set(binding.dims):
+        least = 1 - (1 - plans_of(config).min_ratio) * share
+        advice += f", or --min-ratio {math.ceil(least * 100) / 100:g}, below which full prompts are then refused"
+    raise ValueError(
+        f"{limit}: {value} makes {binding.name} [{', '.join(binding.dims)}] of {elements} elements, "
+        f"more than TensorRT's {MAX_ELEMENTS} of a tensor: {advice}"
+    )
