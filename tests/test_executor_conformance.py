@@ -267,6 +267,16 @@ def test_batches_that_take_turns_keep_their_tables(llm: LLM) -> None:
         close(llm, torch.stack(found[i // 2])[:, i % 2], steps_alone(llm, prompts[i], tokens[i]))
 
 
+def test_padding_stands_where_the_last_real_token_does(llm: LLM) -> None:
+    """No position beyond the text: near the end of the model's positions there is none."""
+    batch = Batch([start(llm, ids(n, n))[0] for n in (20, 31)], llm.cache)
+    tables = batch.tables(4, torch.tensor([2, 4], dtype=torch.int32))
+    assert tables.positions.tolist() == [20, 21, 21, 21, 31, 32, 33, 34]
+    assert tables.last_tokens.tolist() == [1, 7]
+    batch.advance(tables.new_lengths)
+    assert batch.tables(3, torch.tensor([0, 3], dtype=torch.int32)).positions.tolist() == [22, 22, 22, 35, 36, 37]
+
+
 # ---- sampling --------------------------------------------------------------------------------------------------------
 
 

@@ -125,6 +125,7 @@ class ExtendLane:
     def connect(self, shared: Shared, scratch: Scratch) -> None:
         """Takes memory and gives every input and output its address."""
         self._shared, self._scratch = shared, scratch
+        self._shape = (0, 0)  # what was set until now has no memory
         self._memory = DeviceMemory(self.io_bytes, "inputs and outputs")
         self._staging = Staging(self._image.num_bytes)
         start = self._memory.address
