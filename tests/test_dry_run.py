@@ -15,6 +15,7 @@ from hubkv_trt.cli import main
 from hubkv_trt.engine import dry_run
 
 Make = Callable[..., Path]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -34,6 +35,7 @@ def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 def test_the_demo(run: Callable[..., Any], demo_model_path: Path) -> None:
     status, out, err = run("--hubkv", "--model", "demo")
     assert (status, err) == (0, "")
+    assert out.strip() in (ROOT / "docs" / "tensorrt.md").read_text(), "the example there is not what is printed"
     assert "L = 30, Hq = 9, Hkv = 3, D = 64, V = 49152; bfloat16" in out
     prefill, extend = re.split(r"\n\nextend\.plan\n", out.split("prefill.plan\n")[1])
     assert "rows_per_group           int64     [1], read on the host" in prefill
