@@ -14,6 +14,7 @@ from ..graph.tensorrt import TensorRTOps
 from .build_progress import BuildProgress, make_monitor
 from .directory import EXTEND_FILE, PREFILL_FILE
 from .network import Network, extend_network, prefill_network
+from .plugin_library import plugin_library
 from .profiles import add_profiles, extend_profiles, prefill_profiles
 from .trt_log import make_logger
 
@@ -71,7 +72,7 @@ def check_device(dtype: DType, capability: tuple[int, int]) -> None:
 
 
 def for_this_machine(plans: TensorRTConfig, dtype: DType) -> TensorRTConfig:
-    """The settings with the version of the installed TensorRT and the compute capability of the current GPU.
+    """The settings with the versions of what is here: TensorRT, the current GPU and the library of the plugins.
 
     Raises:
         ValueError: TensorRT is too old, or the GPU does not have the dtype.
@@ -82,7 +83,9 @@ def for_this_machine(plans: TensorRTConfig, dtype: DType) -> TensorRTConfig:
     check_version(trt.__version__)
     major, minor = torch.cuda.get_device_capability()
     check_device(dtype, (major, minor))
-    return plans.replace(version=trt.__version__, compute_capability=f"{major}.{minor}")
+    return plans.replace(
+        version=trt.__version__, compute_capability=f"{major}.{minor}", plugin_library=str(plugin_library())
+    )
 
 
 def build_plans(
@@ -127,6 +130,9 @@ def build_plans(
             settings.num_compute_capabilities = 1
             settings.set_compute_capability(getattr(trt.ComputeCapability, "SM" + target.replace(".", "")), 0)
         add_profiles(builder, settings, network.bindings, profiles)
+        resize = getattr(trt.PreviewFeature, "RUNTIME_ACTIVATION_RESIZE_10_10", None)
+        if resize is not None:  # context memory then follows the shapes of an enqueue: a short prompt borrows little
+            settings.set_preview_feature(resize, True)
         if options.workspace_bytes is not None:
             settings.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
         if options.timing_cache is not None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ... import _library
 from ...config import Budget, EngineConfig
 from ...cuda.device import current_device
 from ...cuda.errors import call, runtime
@@ -148,6 +149,11 @@ def open_tensorrt(engine: Engine, cache_bytes: int | None, tail_tokens: int | No
     trt = import_tensorrt()
     check_machine(config, trt.__version__, device)
     load_plugins(trt)
+    if not _library.has_cuda():
+        raise ValueError(
+            f"libhubkv: {_library.find()} was built without CUDA kernels: build it with cmake -DHUBKV_CUDA=ON, or name "
+            f"another with {_library.VARIABLE}"
+        )
     messages = make_logger(trt)
     trt_runtime = trt.Runtime(messages)
     stream = Stream()
