@@ -50,18 +50,22 @@ class Scratch:
     Args:
         num_bytes: at first.
         stream: where the lanes work.
+        grows: no recorded lane knows its address.
     """
 
-    def __init__(self, num_bytes: int, stream: Stream) -> None:
+    def __init__(self, num_bytes: int, stream: Stream, grows: bool = False) -> None:
         self._stream = stream
+        self._grows = grows
         self._memory: DeviceMemory | None = DeviceMemory(num_bytes, "context memory")
 
     def at_least(self, num_bytes: int) -> DeviceMemory:
-        """The memory, replaced by more where it is too small. Not for lanes that are recorded."""
+        """The memory, replaced by more where it is too small and grows."""
         if self._memory is None or self._memory.num_bytes < num_bytes:
+            if not self._grows:
+                raise RuntimeError(f"extend.plan: {num_bytes} bytes of context memory are more than it first asked for")
             self._stream.synchronize()
             self._memory = None
-            self._memory = DeviceMemory(num_bytes, "context memory")
+            self._memory = DeviceMemory(num_bytes, "context memory of questions")
         return self._memory
 
 

@@ -197,7 +197,7 @@ def open_tensorrt(engine: Engine, cache_bytes: int | None, tail_tokens: int | No
     for lane in decode.values():
         lane.connect(shared, scratch)
         lane.record()
-    question.connect(shared, Scratch(question_scratch, stream))
+    question.connect(shared, Scratch(question_scratch, stream, grows=True))
     free, total = memory_info()
     cache = create_cache(
         config, cache_bytes, tail_tokens, lent_bytes=longest, available=max(0, free - reserve), arena=DeviceArena
