@@ -208,6 +208,7 @@ def test_sizes_that_tensorrt_cannot_hold_are_refused_with_what_to_do() -> None:
         ({"last_queries": 513}, "last_queries: 513 is not at most max_input_len = 512"),
         ({"last_queries": -1}, "last_queries: -1"),
         ({"min_ratio": 1.0}, "min_ratio: 1.0"),
+        ({"weights": "shared"}, "weights: 'shared' is not a WeightsPlace"),
         ({"min_ratio": 0.5, "scope": None}, "min_ratio: 0.5 is not .*without HubKV"),
     ],
 )
@@ -380,7 +381,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, tiny_model: Make, tiny_gate:
         build_plans(trt, config, weights, directory, options, progress=progress, ops=LoweredOps, target="8.9")
 
     def machine(limits: TensorRTConfig, dtype: DType) -> TensorRTConfig:
-        return limits.replace(version=trt.__version__, compute_capability="8.9")
+        return limits.replace(version=trt.__version__, compute_capability="8.9", plugin_library="/lib/plugin.so")
 
     directory = tmp_path_factory.mktemp("engines") / "tensorrt"
     with pytest.MonkeyPatch.context() as patch:
@@ -402,7 +403,8 @@ def built(tmp_path_factory: pytest.TempPathFactory, tiny_model: Make, tiny_gate:
 def test_an_engine_directory_holds_its_plans(built: Path) -> None:
     config = load_engine(built).config
     assert config.dtype is DType.BFLOAT16
-    assert config.tensorrt == TensorRTConfig(max_extend_len=32, version=trt.__version__, compute_capability="8.9")
+    made = {"version": trt.__version__, "compute_capability": "8.9", "plugin_library": "/lib/plugin.so"}
+    assert config.tensorrt == TensorRTConfig(max_extend_len=32, **made)
     assert {"prefill.plan", "extend.plan", "weights.safetensors", "gate.safetensors"} <= set(config.files)
     text = summarize(built, config)
     assert f"TensorRT {trt.__version__}, compute capability 8.9" in text

@@ -383,11 +383,13 @@ class TensorRTConfig(Config):
     new_queries: bool = False  # extend also gives the queries of the new tokens
     version: str = ""  # of the TensorRT that built the plans, "10.14.1"
     compute_capability: str = ""  # of the GPU that they run on, "9.0"
+    plugin_library: str = ""  # file of the plugins that were built in; running takes those of the installation
 
     def __post_init__(self) -> None:
         for name, least in (("max_extend_len", 1), ("last_queries", 0)):
             value = getattr(self, name)
             require(type(value) is int and least <= value <= _INT32_MAX, name, value, f"an integer >= {least}")
+        require(isinstance(self.weights, WeightsPlace), "weights", self.weights, "a WeightsPlace")
         ratio = self.min_ratio
         require(isinstance(ratio, (int, float)) and 0 <= ratio < 1, "min_ratio", ratio, "a ratio in [0, 1)")
 

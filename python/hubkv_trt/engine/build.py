@@ -68,7 +68,7 @@ def build_engine(
         max_input_len: tokens of one prompt, at most; None means the model's max_position_embeddings.
         max_batch_size: sequences that decode together, at most.
         backend: ``auto``, ``eager`` or ``tensorrt``.
-        tensorrt: limits of the plans, where the backend is tensorrt; version and compute capability are filled in.
+        tensorrt: limits of the plans, where the backend is tensorrt; what they were built with is filled in.
         plans: how they are built.
         force: replace the engine that is there.
         progress: bars on stderr.
