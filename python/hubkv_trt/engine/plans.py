@@ -155,7 +155,7 @@ def make_builder(trt: Any, messages: Any) -> Any:
     try:
         builder = trt.Builder(messages)
     except (TypeError, RuntimeError) as error:  # how the bindings report a null pointer depends on their version
-        raise RuntimeError(f"TensorRT {trt.__version__} gives no builder: {messages.reason() or error}") from error
+        raise RuntimeError(f"TensorRT {trt.__version__} gives no builder: {messages.reason()} ({error})") from error
     return builder
 
 

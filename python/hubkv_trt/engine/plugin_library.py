@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _library
-from ..graph.tensorrt import PLUGIN_NAMESPACE, PLUGIN_VERSION
+from ..graph.plugin_nodes import PLUGIN_NAMESPACE, PLUGIN_VERSION
 from .backend import PLUGIN_FILE
 
 PLUGINS = ("HubKVRefine", "HubKVSelect", "HubKVCompact", "HubKVPlan", "HubKVAttend")

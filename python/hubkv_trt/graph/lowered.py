@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from .network_layers import Tensor
-from .tensorrt import Fields, TensorRTOps, as_field
+from .plugin_nodes import Fields, as_field
+from .tensorrt import TensorRTOps
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,7 @@ import numpy as np
 from ..config import DType, HubKVConfig
 from .network_layers import NetworkLayers, Tensor
 from .ops import CacheInputs
-
-PLUGIN_NAMESPACE = "hubkv"
-PLUGIN_VERSION = "1"
-
-Fields = Mapping[str, np.ndarray | int | float]
+from .plugin_nodes import Fields, create_plugin
 
 
 class TensorRTOps:
@@ -347,23 +343,6 @@ class TensorRTOps:
         Raises:
             RuntimeError: the registry has no such plugin, or it refused the fields; its message is in the log.
         """
-        creator = self.trt.get_plugin_registry().get_creator(name, PLUGIN_VERSION, PLUGIN_NAMESPACE)
-        if creator is None:
-            raise RuntimeError(
-                f"no TensorRT plugin {name} (namespace {PLUGIN_NAMESPACE}): libhubkv_plugin.so is not loaded"
-            )
-        values = {field: as_field(value) for field, value in fields.items()}
-        types = self.trt.PluginFieldType
-        items = [self.trt.PluginField(n, v, getattr(types, v.dtype.name.upper())) for n, v in values.items()]
-        made = creator.create_plugin(name, self.trt.PluginFieldCollection(items), self.trt.TensorRTPhase.BUILD)
-        if made is None:
-            raise RuntimeError(f"TensorRT plugin {name} refused its fields {dict(fields)}; its message above says why")
+        made = create_plugin(self.trt, name, fields)
         layer = self.layers.named(self._network.add_plugin_v3(list(inputs), list(shape_inputs), made), name)
         return tuple(layer.get_output(i) for i in range(layer.num_outputs))
-
-
-def as_field(value: np.ndarray | int | float) -> np.ndarray:
-    """A field's value as plugins take it: int32, float32, or an array's own type."""
-    if isinstance(value, np.ndarray):
-        return value
-    return np.array([value], np.float32 if isinstance(value, float) else np.int32)
