@@ -8,6 +8,7 @@ import logging
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,8 @@ def test_networks_have_exactly_the_bindings(scope: Scope | None, weights: Weight
         names = [network.get_layer(i).name for i in range(network.num_layers)]
         assert len(set(names)) == len(names)
         assert {"layers.0", "layers.1", "layers.2"} <= {".".join(name.split(".")[:2]) for name in names}
+        kinds = Counter(network.get_layer(i).type.name for i in range(network.num_layers))
+        assert kinds["SHAPE"] <= 3  # the number of tokens is asked for once, not in every layer
     assert builder.messages == []
 
 
@@ -350,9 +353,11 @@ def test_plugin_nodes_are_those_of_the_library(tmp_path: Path) -> None:
     """Every node of real networks, made by the real creators in TensorRT's registry."""
     nodes = []
     builder = Builder()
+    hubkv = {"penalty_factor": 1, "head_weight_temperature": 0, "max_head_weight": 2}  # whole numbers are numbers too
     for scope in Scope:
+        config = engine().replace(hubkv=HubKVConfig(scope=scope, **hubkv))
         for network_of in (prefill_network, extend_network):
-            made = network_of(trt, builder.builder, engine(scope=scope), {}, LoweredOps)
+            made = network_of(trt, builder.builder, config, {}, LoweredOps)
             for call in made.ops.calls:
                 fields = {name: [value.dtype.name, value.item()] for name, value in call.fields.items()}
                 nodes.append([call.name, fields, [x.name for x in call.inputs], [x.name for x in call.shape_inputs]])

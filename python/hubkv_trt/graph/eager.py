@@ -165,7 +165,7 @@ class EagerOps:
         return x.index_select(0, index)
 
     def last(self, x: Tensor, count: int = 1) -> Tensor:
-        return x[-count:]
+        return x[-count:].clone()  # a slice would hold on to all of x
 
     def first(self, x: Tensor) -> Tensor:
         return x[0]

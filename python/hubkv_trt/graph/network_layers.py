@@ -8,7 +8,7 @@ No tensorrt module is imported: it is an argument, so that TensorRT and TensorRT
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ class NetworkLayers:
         self._constants: dict[tuple[bytes, tuple[int, ...], str], Tensor] = {}
         self._names: dict[str, int] = {}
         self._row_counts: dict[str, Tensor] = {}
+        self._common_rows: Tensor | None = None
         self._sizes: dict[tuple[str, tuple[int, ...]], Tensor] = {}
 
     # -- names and checks
@@ -94,11 +95,27 @@ class NetworkLayers:
         """int64 [1], the first dimension of x as a shape tensor."""
         if x.shape[0] >= 0:
             return self.constant(np.array([x.shape[0]], np.int64))
+        if self._common_rows is not None:
+            return self._common_rows
         if x.name not in self._row_counts:
             shape = self.output(self.network.add_shape(x), "shape")
             index = self.constant(np.array([0], np.int32))
             self._row_counts[x.name] = self.output(self.network.add_gather(shape, index, 0), "rows")
         return self._row_counts[x.name]
+
+    @contextlib.contextmanager
+    def alike(self, x: Tensor) -> Iterator[None]:
+        """Inside, every dynamic first dimension is that of x: its size is asked for once."""
+        before, self._common_rows = self._common_rows, self.num_rows(x) if x.shape[0] < 0 else None
+        try:
+            yield
+        finally:
+            self._common_rows = before
+
+    def as_many_rows(self, xs: Iterable[Tensor], x: Tensor) -> None:
+        """Says that the first dimension of each of xs is that of x."""
+        if x.shape[0] < 0:
+            self._row_counts.update((other.name, self.num_rows(x)) for other in xs)
 
     def sizes(self, rows: Tensor, *others: int) -> Tensor:
         """int64 [1 + n]: a shape that begins with a shape tensor of one value."""

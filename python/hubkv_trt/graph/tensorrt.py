@@ -68,7 +68,10 @@ class TensorRTOps:
     # -- control
 
     def by_tokens(self, f: Callable[..., tuple[Tensor, ...]], *xs: Tensor) -> tuple[Tensor, ...]:
-        return f(*xs)
+        with self.layers.alike(xs[0]):
+            results = f(*xs)
+        self.layers.as_many_rows(results, xs[0])
+        return results
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         return self.layers.at(name)
@@ -290,10 +293,10 @@ class TensorRTOps:
     def refine(self, scores: Tensor, alpha: Tensor, window: Tensor, hubkv: HubKVConfig) -> Tensor:
         fields: Fields = {
             "nms_kernel": hubkv.nms_kernel,
-            "penalty_factor": hubkv.penalty_factor,
-            "head_weight_temperature": hubkv.head_weight_temperature,
-            "min_head_weight": hubkv.min_head_weight,
-            "max_head_weight": hubkv.max_head_weight,
+            "penalty_factor": float(hubkv.penalty_factor),
+            "head_weight_temperature": float(hubkv.head_weight_temperature),
+            "min_head_weight": float(hubkv.min_head_weight),
+            "max_head_weight": float(hubkv.max_head_weight),
             "sink_tokens": hubkv.sink_tokens,
         }
         refined, non_finite = self.plugin("HubKVRefine", [scores, alpha, window], fields)
