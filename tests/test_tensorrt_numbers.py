@@ -17,14 +17,13 @@ from torch import Tensor
 
 from hubkv_trt import ops as stages
 from hubkv_trt.config import DType, ModelConfig, Scope, WeightsPlace
-from hubkv_trt.graph.lowered import LoweredOps
 from hubkv_trt.graph.ops import CacheInputs, ExtendInputs, PrefillOutputs
 from hubkv_trt.models.checkpoint import load_config, load_weights
 from hubkv_trt.scorers.fastkvzip import engine_weights, find_gate, load_gate, random_gate
 from masked_reference import kept_mask
 from prompt_cache import prompt_cache
 from tiny_models import save_tiny_model
-from trt_eval.twins import Twins, engine_config
+from trt_eval.twins import OlderOps, Twins, engine_config
 
 SCOPES = [*Scope, None]
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
@@ -138,13 +137,6 @@ def test_prompts_of_few_tokens_and_ratios_at_both_ends(tiny_model: Callable[...,
         wanted = check_prefill(twins, tokens(model, count, seed=count), ratio)
         assert wanted.last_queries is not None
         assert wanted.last_queries.shape[1] == min(count, 4)
-
-
-class OlderOps(LoweredOps):
-    """What ``tensorrt`` 10.14 would be given: no rotary embedding, and attention whose causality is a flag."""
-
-    def has(self, call: str) -> bool:
-        return call not in ("add_rotary_embedding", "add_attention_v2") and super().has(call)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])

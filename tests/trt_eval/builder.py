@@ -10,6 +10,9 @@ import tensorrt_rtx_bindings as trt
 import torch
 from torch import Tensor
 
+from hubkv_trt.engine.network import Network
+from hubkv_trt.engine.profiles import Range, add_profiles
+
 from .evaluate import evaluate
 from .values import TYPES
 
@@ -48,6 +51,17 @@ class Builder:
     def network(self) -> Any:
         """An empty network, strongly typed."""
         return self.builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+
+    def plan(self, network: Network, profiles: list[dict[str, Range]], *targets: str) -> bytes:
+        """The serialized engine of a network for GPUs of these compute capabilities, ``SM89``."""
+        settings = self.builder.create_builder_config()
+        settings.num_compute_capabilities = len(targets)
+        for i, target in enumerate(targets):
+            settings.set_compute_capability(trt.ComputeCapability.__members__[target], i)
+        add_profiles(self.builder, settings, network.bindings, profiles)
+        plan = self.builder.build_serialized_network(network.definition, settings)
+        assert plan is not None, self.messages
+        return bytes(plan)
 
 
 def run(

@@ -48,6 +48,13 @@ def engine_config(
     return EngineConfig(model=model, dtype=dtype, backend=Backend.TENSORRT, tensorrt=TensorRTConfig(**plans), **limits)
 
 
+class OlderOps(LoweredOps):
+    """What ``tensorrt`` 10.14 would be given: no rotary embedding, and attention whose causality is a flag."""
+
+    def has(self, call: str) -> bool:
+        return call not in ("add_rotary_embedding", "add_attention_v2") and super().has(call)
+
+
 class Eager(EagerOps):
     """The eager backend.
 
