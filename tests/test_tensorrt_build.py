@@ -36,7 +36,8 @@ from hubkv_trt.engine.build_progress import BuildProgress
 from hubkv_trt.engine.directory import load_engine
 from hubkv_trt.engine.estimate import device_weight_bytes, extend_bytes, prefill_bytes
 from hubkv_trt.engine.network import extend_network, prefill_network
-from hubkv_trt.engine.plans import PlanOptions, build_plans, check_device, check_version
+from hubkv_trt.engine.plan_options import PlanOptions
+from hubkv_trt.engine.plans import build_plans, check_device, check_version
 from hubkv_trt.engine.profiles import add_profiles, check_sizes, extend_profiles, max_rows, prefill_profiles
 from hubkv_trt.engine.summary import summarize
 from hubkv_trt.graph.lowered import LoweredOps

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..config import DEFAULT_PRESET, PRESETS, HubKVConfig, Scope, TensorRTConfig, WeightsPlace
 from ..engine.build import DEFAULT_BATCH_SIZE, DEFAULT_OUTPUT, DEMO, build_engine, dry_run
-from ..engine.plans import PlanOptions
+from ..engine.plan_options import PlanOptions
 from ..engine.summary import DEFAULT_CACHE_BUDGET, summarize
 from .common import UsageError, byte_count, ratio
 

@@ -21,7 +21,7 @@ from .directory import GATE_FILE, WEIGHTS_FILE, check_output, engine_writer, sav
 
 if TYPE_CHECKING:
     from ..scorers.fastkvzip import Gate
-    from .plans import PlanOptions
+    from .plan_options import PlanOptions
 
 DEMO = "demo"
 DEFAULT_OUTPUT = Path("demo/engine")

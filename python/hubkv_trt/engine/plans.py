@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +13,13 @@ from ..graph.tensorrt import TensorRTOps
 from .build_progress import BuildProgress, make_monitor
 from .directory import EXTEND_FILE, PREFILL_FILE
 from .network import Network, extend_network, prefill_network
+from .plan_options import PlanOptions
 from .plugin_library import plugin_library
 from .profiles import add_profiles, extend_profiles, prefill_profiles
 from .trt_log import make_logger
 
 OLDEST_VERSION = (10, 14)
 """The first TensorRT that has a layer for attention as the networks use it."""
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """How plans are built; nothing of it changes what they compute.
-
-    Attributes:
-        workspace_bytes: what a layer may use beside its inputs and outputs, at most; None leaves it to TensorRT.
-        timing_cache: file with the timings of earlier builds, read where it is there and written anew: a second build
-            takes less time and gives the same plan.
-    """
-
-    workspace_bytes: int | None = None
-    timing_cache: Path | None = None
-
-    def __post_init__(self) -> None:
-        given = self.workspace_bytes
-        ok = given is None or (type(given) is int and given >= 1 << 20)
-        require(ok, "workspace_bytes", given, "a number of bytes of at least 1 MiB")
-        cache = self.timing_cache
-        require(cache is None or not cache.is_dir(), "timing_cache", str(cache), "a file")
 
 
 def check_version(version: str) -> None:
