@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import signal
 import subprocess
 import sys
@@ -47,6 +48,7 @@ from tiny_models import edit_json
 from trt_eval.builder import Builder
 
 Make = Callable[..., Path]
+ROOT = Path(__file__).resolve().parents[1]
 
 TINY = ModelConfig("llama", 256, 64, 96, 3, 4, 2, 16, 1024)
 LLAMA_8B = ModelConfig("llama", 128256, 4096, 14336, 32, 32, 8, 128, 131072)
@@ -105,6 +107,20 @@ def test_extend_reads_and_gives_what_is_documented() -> None:
         ("v_new", "bfloat16", (3, -1, -1, 2, 16)),
         ("q_new", "bfloat16", (3, -1, -1, 4, 16)),
     ]
+
+
+@pytest.mark.parametrize("plan", ["prefill", "extend"])
+def test_documented_inputs_and_outputs_are_those_that_there_are(plan: str) -> None:
+    table_of: Any = {"prefill": prefill_bindings, "extend": extend_bindings}[plan]
+    (table,) = re.findall(rf"\| {plan}\.plan \|.*\n\|---.*\n((?:\|.*\n)+)", (ROOT / "docs" / "tensorrt.md").read_text())
+    columns = [row.split("|")[1] for row in table.splitlines()]
+    outputs = {name for cell in columns if "out:" in cell for name in re.findall("`(.*?)`", cell)}
+    inputs = {name for cell in columns if "out:" not in cell for name in re.findall("`(.*?)`", cell)}
+    changes = {"last_queries": 2, "new_queries": True}
+    found = [b for scope in SCOPES for b in table_of(engine(scope=scope, **changes)).values() if not b.is_weight]
+    assert inputs == {b.name for b in found if b.is_input}
+    by_layer = {b.name for b in found if "." in b.name and b.name != "k_rows.0"}
+    assert outputs == {b.name for b in found if not b.is_input} - by_layer
 
 
 def test_both_plans_share_their_weights(tiny_engine: Make) -> None:
