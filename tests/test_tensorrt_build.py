@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import re
@@ -38,7 +39,7 @@ from hubkv_trt.engine.directory import load_engine
 from hubkv_trt.engine.estimate import device_weight_bytes, extend_bytes, prefill_bytes
 from hubkv_trt.engine.network import extend_network, prefill_network
 from hubkv_trt.engine.plan_options import PlanOptions
-from hubkv_trt.engine.plans import build_plans, check_device, check_version
+from hubkv_trt.engine.plans import OLDEST_VERSION, build_plans, check_device, check_version
 from hubkv_trt.engine.profiles import add_profiles, check_sizes, extend_profiles, max_rows, prefill_profiles
 from hubkv_trt.engine.summary import summarize
 from hubkv_trt.graph.lowered import LoweredOps
@@ -390,6 +391,28 @@ def test_plugin_nodes_are_those_of_the_library(tmp_path: Path) -> None:
     answer = json.loads(done.stdout)
     assert answer["nodes"] == [[True, inputs, shapes] for _, _, inputs, shapes in nodes]
     assert "HubKVSelect refused its fields {'num_groups': 0}" in answer["refused"]
+
+
+def test_every_call_is_one_that_the_oldest_version_has() -> None:
+    """Against the headers of TensorRT 10.14; what newer versions add is asked for by ``has`` before it is called."""
+    spec = importlib.util.find_spec("kernel_lens")
+    assert spec is not None
+    (package,) = spec.submodule_search_locations or ()
+    names = ("NvInfer.h", "NvInferRuntime.h", "NvInferVersion.h")
+    headers = "".join((Path(package) / "include" / "tensorrt" / name).read_text() for name in names)
+    version = tuple(int(n) for n in re.findall(r"#define TRT_(?:MAJOR|MINOR)_ENTERPRISE (\d+)", headers))
+    assert version == OLDEST_VERSION
+    source = "".join(
+        (ROOT / "python" / "hubkv_trt" / file).read_text()
+        for file in ("graph/tensorrt.py", "graph/network_layers.py", "engine/network.py", "engine/profiles.py")
+    )
+    calls = set(re.findall(r"(?:network|profile|builder_config)\.((?:add|set|mark)_\w+)\(", source))
+    newer = set(re.findall(r'self\.has\("(\w+)"\)', source))
+    assert newer == {"add_attention_v2", "add_rotary_embedding"}
+    assert len(calls) > 15
+    methods = set(re.findall(r"\b(\w+?)(?:v2)?\(", headers.lower()))
+    missing = {name for name in calls if name.replace("_", "") not in methods}
+    assert missing == {*newer, "set_shape", "set_shape_input"}  # set_shape*: setDimensions, setShapeValues in C++
 
 
 # ---- the engine directory --------------------------------------------------------------------------------------------
