@@ -59,10 +59,10 @@ def builds(plan: str, config: EngineConfig, *targets: str, ops: type[LoweredOps]
     return network
 
 
-def together(*arguments: tuple[str, EngineConfig, str]) -> list[Network]:
+def together(*arguments: Any, ops: type[LoweredOps] = LoweredOps) -> list[Network]:
     """``builds`` of each at the same time: a build uses one core."""
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda one: builds(*one), arguments))
+        return list(pool.map(lambda one: builds(*one, ops=ops), arguments))
 
 
 def interface(network: Network) -> dict[str, tuple[str, tuple[int, ...], str]]:
@@ -76,30 +76,28 @@ def interface(network: Network) -> dict[str, tuple[str, tuple[int, ...], str]]:
 # ---- it builds -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
-def test_tiny_models(architecture: str, dtype: DType, plan: str, tiny_model: Callable[..., Path]) -> None:
-    model = load_config(tiny_model(architecture))
-    builds(plan, engine_config(model, dtype=dtype), *TARGETS)
+def test_tiny_models(architecture: str, dtype: DType, tiny_model: Callable[..., Path]) -> None:
+    config = engine_config(load_config(tiny_model(architecture)), dtype=dtype)
+    together(*((plan, config, *TARGETS) for plan in PLANS))
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("plan", PLANS)
-def test_each_gpu_alone(plan: str, target: str, tiny_model: Callable[..., Path]) -> None:
-    builds(plan, engine_config(load_config(tiny_model("llama"))), target)
+def test_each_gpu_alone(target: str, tiny_model: Callable[..., Path]) -> None:
+    config = engine_config(load_config(tiny_model("llama")))
+    together(*((plan, config, target) for plan in PLANS))
 
 
 @pytest.mark.parametrize("scope", [Scope.LAYER, Scope.HEAD, None])
 def test_scopes_and_dense_engines(scope: Scope | None, tiny_model: Callable[..., Path]) -> None:
     config = engine_config(load_config(tiny_model("qwen3")), scope, last_queries=8, new_queries=True)
-    for plan in PLANS:
-        builds(plan, config, "SM89")
+    together(*((plan, config, "SM89") for plan in PLANS))
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_calls_of_older_versions(plan: str, tiny_model: Callable[..., Path]) -> None:
-    builds(plan, engine_config(load_config(tiny_model("llama"))), "SM89", ops=OlderOps)
+def test_calls_of_older_versions(tiny_model: Callable[..., Path]) -> None:
+    config = engine_config(load_config(tiny_model("llama")))
+    together(*((plan, config, "SM89") for plan in PLANS), ops=OlderOps)
 
 
 def test_the_demo_model(demo_model_path: Path) -> None:
