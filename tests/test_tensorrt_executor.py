@@ -134,6 +134,9 @@ def test_stages_read_from_the_image_what_the_tables_say(batch: int, padded: int,
         tail_lengths=read("tail_lengths", np.int32, padded),
     )
     more = read("new_lengths", np.int32, padded)
+    assert bool((other.segments[batch:] == -1).all())
+    assert not other.tail_lengths[batch:].any()
+    assert not more[batch:].any()
 
     def with_rows_behind(x: torch.Tensor, axis: int) -> torch.Tensor:
         shape = list(x.shape)
