@@ -12,7 +12,7 @@ from ..config import DType, EngineConfig, TensorRTConfig, require
 from ..graph.tensorrt import TensorRTOps
 from .build_progress import BuildProgress, make_monitor
 from .directory import EXTEND_FILE, PREFILL_FILE
-from .network import Network, extend_network, prefill_network
+from .network import extend_network, prefill_network
 from .plan_options import PlanOptions
 from .plugin_library import plugin_library
 from .profiles import add_profiles, extend_profiles, prefill_profiles
@@ -116,7 +116,12 @@ def build_plans(
             settings.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
         if options.timing_cache is not None:
             _read_timings(settings, options.timing_cache)
-        plan = _build(trt, builder, network, settings, BuildProgress(file, progress))
+        with BuildProgress(file, progress) as state:
+            monitor = make_monitor(trt, state)  # outlives the settings, as TensorRT wants it
+            settings.progress_monitor = monitor
+            plan = builder.build_serialized_network(network.definition, settings)
+        if state.interrupted:
+            raise KeyboardInterrupt
         if plan is None:
             raise RuntimeError(f"{file}: TensorRT {trt.__version__} could not build it: {messages.reason()}")
         with open(directory / file, "wb") as stream:
@@ -136,17 +141,6 @@ def make_builder(trt: Any, messages: Any) -> Any:
     except (TypeError, RuntimeError) as error:  # how the bindings report a null pointer depends on their version
         raise RuntimeError(f"TensorRT {trt.__version__} gives no builder: {messages.reason()} ({error})") from error
     return builder
-
-
-def _build(trt: Any, builder: Any, network: Network, settings: Any, progress: BuildProgress) -> Any:
-    """The serialized plan, or None."""
-    monitor = make_monitor(trt, progress)
-    settings.progress_monitor = monitor
-    with progress:
-        plan = builder.build_serialized_network(network.definition, settings)
-    if progress.interrupted:
-        raise KeyboardInterrupt
-    return plan
 
 
 def _read_timings(settings: Any, file: Path) -> None:
