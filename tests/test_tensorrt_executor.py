@@ -13,13 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubkv_trt import _abi, ops
-from hubkv_trt.config import DType, HubKVConfig, Scope, budget
+from hubkv_trt.config import HubKVConfig, Scope
 from hubkv_trt.cuda import memory, upload
 from hubkv_trt.engine.bindings import extend_bindings, prefill_bindings, row_names, work_capacity
-from hubkv_trt.engine.profiles import prefill_profiles
 from hubkv_trt.runtime.batch import Tables
-from hubkv_trt.runtime.cache import PAGE_TOKENS, Cache, CacheFullError, Ledger
-from hubkv_trt.runtime.cache_size import create_cache, largest_prompt, most_pages
+from hubkv_trt.runtime.cache import PAGE_TOKENS
 from hubkv_trt.runtime.executors import tables
 from hubkv_trt.runtime.executors.rows import place_rows, staged_bytes
 from hubkv_trt.runtime.executors.stage_calls import append_rows, plan_work
@@ -280,53 +278,6 @@ def test_rows_come_to_lie_behind_each_other(scope: Scope, num_rows: int, row_byt
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
-
-
-def test_what_is_lent_is_nobody_elses_and_no_part_of_the_books() -> None:
-    cache = Cache(Ledger(make_config().model, DType.BFLOAT16), 1 << 20, 4)
-    first = cache.allocate(100)
-    held = cache.held_bytes
-    assert cache.fits(100, 16, 900_000)
-    assert not cache.fits(100, 16, 1 << 20)
-    assert not cache.fits(None, 0, 1 << 20)
-    with cache.lend(900_001) as offset:
-        cache.audit()
-        assert offset % 256 == 0
-        assert offset >= first.offset + first.num_bytes
-        assert cache.held_bytes == held == cache.peak_bytes
-        assert not cache.fits(1000, 0)
-        with (
-            pytest.raises(CacheFullError, match=r"a prefill borrows 500224 bytes in one piece, the largest"),
-            cache.lend(500_001),
-        ):
-            pass
-    assert cache.fits(1000, 0)
-    with pytest.raises(KeyError), cache.lend(100):
-        raise KeyError
-    with cache.lend(0):
-        cache.audit()
-    cache.audit()
-    cache.check_can_ever_fit(100, 16, 900_000)
-    with pytest.raises(
-        ValueError, match=r"\d+ bytes of compact segment \(100 rows\) and 1048576 while the prompt runs"
-    ):
-        cache.check_can_ever_fit(100, 16, 1 << 20)
-
-
-def test_the_default_cache_holds_the_largest_prompt_too() -> None:
-    config = make_config()
-    ledger = Ledger(config.model, config.dtype)
-    cache = create_cache(config, lent_bytes=5_000_000, available=1 << 30)
-    plain = create_cache(config, available=1 << 30)
-    assert cache.num_bytes - plain.num_bytes == -(-5_000_000 // 256) * 256
-    assert cache.num_pages == most_pages(config)
-    small = create_cache(config, lent_bytes=5_000_000, available=6_000_000)
-    assert small.num_bytes <= 6_000_000
-    assert small.num_pages <= most_pages(config)
-    tokens, kept = largest_prompt(config)
-    assert (tokens, kept) == (512, budget(config.model, config.hubkv, 512, 0.75))
-    assert kept.rows_per_group <= prefill_profiles(config)[0]["K/S"][2]
-    assert ledger.segment_bytes(kept.num_rows) < cache.num_bytes
 
 
 def test_a_gpu_that_is_too_small_says_what_needs_how_much() -> None:
