@@ -68,7 +68,7 @@ def test_prompts_wait_for_what_their_prefill_borrows(tiny_engine: Callable[..., 
     assert llm.cache.held_bytes == 0
 
 
-# ---- the cache ---------------------------------------------------------------------------------------------------------
+# ---- the cache -------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_lent_is_nobody_elses_and_no_part_of_the_books() -> None:
