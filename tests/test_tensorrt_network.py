@@ -24,7 +24,8 @@ from hubkv_trt.models.checkpoint import load_config
 from trt_eval import rebuild
 from trt_eval.attention_layers import causal_kind
 from trt_eval.builder import Builder
-from trt_eval.twins import OlderOps, engine_config
+from trt_eval.evaluated import OlderOps
+from trt_eval.twins import engine_config
 
 TARGETS = ["SM80", "SM86", "SM89", "SM120"]
 DTYPES = [DType.BFLOAT16, DType.FLOAT16]

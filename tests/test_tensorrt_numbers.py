@@ -15,15 +15,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from hubkv_trt import ops as stages
 from hubkv_trt.config import DType, ModelConfig, Scope, WeightsPlace
-from hubkv_trt.graph.ops import CacheInputs, ExtendInputs, PrefillOutputs
 from hubkv_trt.models.checkpoint import load_config, load_weights
 from hubkv_trt.scorers.fastkvzip import engine_weights, find_gate, load_gate, random_gate
-from masked_reference import kept_mask
 from prompt_cache import prompt_cache
 from tiny_models import save_tiny_model
-from trt_eval.twins import OlderOps, Twins, engine_config
+from trt_eval.checks import check_engine, check_extend, check_prefill, tokens
+from trt_eval.evaluated import Evaluated, OlderOps
+from trt_eval.twins import engine_config
 
 SCOPES = [*Scope, None]
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
@@ -35,82 +34,12 @@ def weights_of(directory: Path, model: ModelConfig) -> dict[str, Tensor]:
     return {**load_weights(directory, DType.FLOAT32), **gate}
 
 
-def tokens(model: ModelConfig, count: int, seed: int) -> Tensor:
-    return torch.randint(model.vocab_size, (count,), generator=torch.Generator().manual_seed(seed)).int()
-
-
-def equal(got: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-4)
-
-
-def check_prefill(twins: Twins, ids: Tensor, ratio: float) -> PrefillOutputs[Tensor]:
-    """Outputs of a prompt. A pair may be kept by one backend alone where its score is as good as the last one's."""
-    got, wanted = twins.prefill(ids, ratio)
-    model = twins.config.model
-    equal(got["logits"], wanted.logits)
-    if wanted.last_queries is not None:
-        equal(got["last_queries"], wanted.last_queries)
-    kept, kept_by_eager = (
-        kept_mask(positions.numpy(), offsets.numpy(), (model.num_layers, model.num_kv_heads, len(ids)))
-        for positions, offsets in ((got["positions"], got["head_offsets"]), (wanted.positions, wanted.head_offsets))
-    )
-    assert kept.sum() == kept_by_eager.sum() == len(wanted.positions)
-    if twins.config.hubkv is None:
-        assert kept.all()
-    else:
-        assert got["non_finite"].tolist() == [0]
-        distances = torch.cat(twins.eager.distances)[kept != kept_by_eager]
-        assert len(distances) <= 0.002 * kept.numel()
-        assert (distances < 1e-5).all()
-    for name in ("k_rows", "v_rows"):
-        rows, rows_of_eager = got[name], getattr(wanted, name)
-        equal(rows[kept_by_eager[kept]], rows_of_eager[kept[kept_by_eager]])
-    return wanted
-
-
-def check_extend(twins: Twins, cache: CacheInputs[Tensor], new: list[Tensor], starts: list[int]) -> None:
-    """New tokens of each sequence; afterwards they are in the tails of the cache."""
-    longest = max(map(len, new))
-    ids, positions = torch.zeros(2, len(new), longest, dtype=torch.int32)
-    for b, (sequence, start) in enumerate(zip(new, starts, strict=True)):
-        ids[b, : len(sequence)] = sequence
-        positions[b] = start + int(cache.tail_lengths[b]) + torch.arange(longest)
-    cache.new_lengths.copy_(torch.tensor([len(x) for x in new]))
-    last = torch.tensor([b * longest + len(x) - 1 for b, x in enumerate(new)], dtype=torch.int32)
-    got, wanted = twins.extend(ExtendInputs(ids.flatten(), positions.flatten(), last, cache, len(new)))
-    equal(got["logits"], wanted.logits)
-    equal(got["k_new"], wanted.k_new)
-    equal(got["v_new"], wanted.v_new)
-    if wanted.q_new is not None:
-        equal(got["q_new"], wanted.q_new)
-    stages.append(
-        wanted.k_new, wanted.v_new, cache.arena, cache.block_table, cache.tail_lengths, cache.new_lengths,
-        cache.page_tokens, cache.page_base,
-    )  # fmt: skip
-    cache.tail_lengths.add_(cache.new_lengths)
-
-
-def check_engine(twins: Twins) -> None:
-    """Two prompts at two ratios; then, in one batch of ragged segments, questions of several tokens and single tokens
-    until tails need a second page."""
-    model = twins.config.model
-    texts, starts = [tokens(model, 140, seed=5), tokens(model, 63, seed=6)], [110, 40]
-    prompts = [check_prefill(twins, t[:n], r) for t, n, r in zip(texts, starts, (0.6, 0.3), strict=True)]
-    cache = prompt_cache(model, prompts, 32)
-    done = [0, 0]
-    for counts in ((7, 3), (1, 1), (9, 2), (1, 1), (1, 1)):
-        new = [t[s + d : s + d + c] for t, s, d, c in zip(texts, starts, done, counts, strict=True)]
-        check_extend(twins, cache, new, starts)
-        done = [d + c for d, c in zip(done, counts, strict=True)]
-    assert twins.builder.messages == []
-
-
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_tiny_models(architecture: str, scope: Scope | None, tiny_model: Callable[..., Path]) -> None:
     directory = tiny_model(architecture)
     model = load_config(directory)
-    check_engine(Twins(engine_config(model, scope, last_queries=5, new_queries=True), weights_of(directory, model)))
+    check_engine(Evaluated(engine_config(model, scope, last_queries=5, new_queries=True), weights_of(directory, model)))
 
 
 @pytest.mark.parametrize(
@@ -126,13 +55,13 @@ def test_variants_of_the_models(architecture: str, changes: dict[str, Any], tmp_
     """Biases everywhere, other frequencies and a factor on them, all heads of a group and groups of one."""
     directory = save_tiny_model(architecture, tmp_path, seed=1, **changes)
     model = load_config(directory)
-    check_engine(Twins(engine_config(model), weights_of(directory, model)))
+    check_engine(Evaluated(engine_config(model), weights_of(directory, model)))
 
 
 def test_prompts_of_few_tokens_and_ratios_at_both_ends(tiny_model: Callable[..., Path]) -> None:
     directory = tiny_model("qwen3")
     model = load_config(directory)
-    twins = Twins(engine_config(model, last_queries=4), weights_of(directory, model))
+    twins = Evaluated(engine_config(model, last_queries=4), weights_of(directory, model))
     for count, ratio in ((1, 0.0), (2, 0.9), (3, 0.0), (5, 0.5), (120, 0.0), (120, 0.99)):
         wanted = check_prefill(twins, tokens(model, count, seed=count), ratio)
         assert wanted.last_queries is not None
@@ -143,8 +72,8 @@ def test_prompts_of_few_tokens_and_ratios_at_both_ends(tiny_model: Callable[...,
 def test_calls_of_older_versions(architecture: str, tiny_model: Callable[..., Path]) -> None:
     directory = tiny_model(architecture)
     model = load_config(directory)
-    twins = Twins(engine_config(model), weights_of(directory, model), OlderOps)
-    kinds = {twins.prefill_network.definition.get_layer(i).type.name for i in range(60)}
+    twins = Evaluated(engine_config(model), weights_of(directory, model), OlderOps)
+    kinds = {twins.networks["prefill"].definition.get_layer(i).type.name for i in range(60)}
     assert "ROTARY_EMBEDDING" not in kinds
     check_engine(twins)
 
@@ -155,7 +84,7 @@ def test_embedded_weights(dtype: DType, tiny_model: Callable[..., Path]) -> None
     directory = tiny_model("llama")
     model = load_config(directory)
     config = engine_config(model, dtype=dtype, weights=WeightsPlace.EMBEDDED)
-    check_engine(Twins(config, weights_of(directory, model)))
+    check_engine(Evaluated(config, weights_of(directory, model)))
 
 
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
@@ -167,8 +96,8 @@ def test_16_bit_networks_are_as_near_as_the_eager_backend(
     directory = tiny_model(architecture)
     model = load_config(directory)
     weights, ids = weights_of(directory, model), tokens(model, 200, seed=4)
-    exact = Twins(engine_config(model, None, dtype), weights, exact=True)
-    rounded = Twins(engine_config(model, None, dtype, weights=WeightsPlace.EMBEDDED), weights)
+    exact = Evaluated(engine_config(model, None, dtype), weights, exact=True)
+    rounded = Evaluated(engine_config(model, None, dtype, weights=WeightsPlace.EMBEDDED), weights)
     (got, eager), (_, wanted) = exact.prefill(ids), rounded.prefill(ids)
     for name in ("logits", "k_rows", "v_rows"):
         ideal, error = getattr(wanted, name), {}
@@ -193,7 +122,7 @@ def test_the_demo_model(
     """A real text, a question over what is left of it, then two tokens."""
     text = pydoc.render_doc("collections", renderer=pydoc.plaintext)
     ids = torch.tensor(demo_tokenizer(text)["input_ids"][:320], dtype=torch.int32)
-    twins = Twins(engine_config(load_config(demo_model_path), scope), demo_weights)
+    twins = Evaluated(engine_config(load_config(demo_model_path), scope), demo_weights)
     wanted = check_prefill(twins, ids[:300], 0.75)
     cache = prompt_cache(twins.config.model, [wanted], 32)
     for first, last in ((300, 317), (317, 318), (318, 319)):

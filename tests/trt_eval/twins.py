@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine twice: as TensorRT networks that are evaluated, and as the eager backend runs it."""
+"""An engine twice: its TensorRT networks and the eager backend, over the same inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import tensorrt_rtx_bindings as trt
 import torch
 from torch import Tensor
 
@@ -22,14 +21,9 @@ from hubkv_trt.config import (
     budget,
 )
 from hubkv_trt.engine.bindings import plans_of, row_names, weight_shapes
-from hubkv_trt.engine.network import Network, extend_network, prefill_network
 from hubkv_trt.graph.eager import EagerOps
-from hubkv_trt.graph.lowered import LoweredOps
 from hubkv_trt.graph.ops import ExtendInputs, ExtendOutputs, PrefillInputs, PrefillOutputs
 from hubkv_trt.models.decoder import Decoder
-
-from .builder import Builder
-from .evaluate import evaluate
 
 
 def engine_config(
@@ -46,13 +40,6 @@ def engine_config(
     hubkv = None if scope is None else HubKVConfig(scope=scope)
     limits = {"max_input_len": min(512, model.max_position_embeddings), "max_batch_size": 4, "hubkv": hubkv, **own}
     return EngineConfig(model=model, dtype=dtype, backend=Backend.TENSORRT, tensorrt=TensorRTConfig(**plans), **limits)
-
-
-class OlderOps(LoweredOps):
-    """What ``tensorrt`` 10.14 would be given: no rotary embedding, and attention whose causality is a flag."""
-
-    def has(self, call: str) -> bool:
-        return call not in ("add_rotary_embedding", "add_attention_v2") and super().has(call)
 
 
 class Eager(EagerOps):
@@ -74,31 +61,45 @@ class Eager(EagerOps):
 
 
 class Twins:
-    """Both backends of one engine.
+    """Both backends of one engine. A subclass says how the networks are run.
 
     Args:
         config: of a TensorRT engine.
         weights: float32, of model and gate.
-        ops: what writes the networks.
         exact: 16-bit floats where the networks have them, on both sides; else float32 on both.
+
+    Attributes:
+        eager: the eager backend, in float32 or, ``exact``, in the engine's dtype.
+        weights: what the eager backend reads, by name.
+        rounded: the same as the engine's files hold them.
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        weights: Mapping[str, Tensor],
-        ops: type[LoweredOps] = LoweredOps,
-        exact: bool = False,
-    ) -> None:
-        self.config, self.decoder, self._exact = config, Decoder(config.model, config.hubkv), exact
-        self.builder = Builder()
-        rounded = {n: weights[n].to(getattr(torch, dtype)) for n, dtype, _ in weight_shapes(config, num_sinks=16)}
-        if exact or plans_of(config).weights is WeightsPlace.EMBEDDED:
-            weights = rounded if exact else {name: weight.float() for name, weight in rounded.items()}
-        self._weights = {name: weights[name] for name in rounded}
-        self.eager = Eager(self._weights, config.dtype if exact else DType.FLOAT32)
-        self.prefill_network = prefill_network(trt, self.builder.builder, config, rounded, ops)
-        self.extend_network = extend_network(trt, self.builder.builder, config, rounded, ops)
+    def __init__(self, config: EngineConfig, weights: Mapping[str, Tensor], exact: bool) -> None:
+        self.config, self.decoder = config, Decoder(config.model, config.hubkv)
+        types = {name: getattr(torch, dtype) for name, dtype, _ in weight_shapes(config, num_sinks=16)}
+        self.rounded = {name: weights[name].to(dtype) for name, dtype in types.items()}
+        self.weights = {name: weights[name] for name in types}
+        if exact:
+            self.weights = self.rounded
+        elif plans_of(config).weights is WeightsPlace.EMBEDDED:
+            self.weights = {name: weight.float() for name, weight in self.rounded.items()}
+        self.eager = Eager(self.weights, config.dtype if exact else DType.FLOAT32)
+
+    def run(self, plan: str, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Outputs of ``prefill`` or ``extend`` by name; inputs are all but weights, on the host."""
+        raise NotImplementedError
+
+    def address(self, arena: Tensor) -> int:
+        """Where the networks find the bytes of an arena of the eager backend."""
+        return arena.data_ptr()
+
+    def check(self, got: Tensor, wanted: Tensor) -> None:
+        """That a result of the networks is as near to the eager backend's as it must be."""
+        raise NotImplementedError
+
+    def check_choice(self, distances: Tensor, kept: int) -> None:
+        """That KV pairs which one backend alone keeps may be: their scores' distances from the last kept one."""
+        raise NotImplementedError
 
     def prefill(self, ids: Tensor, ratio: float = 0.0) -> tuple[dict[str, Tensor], PrefillOutputs[Tensor]]:
         """The networks' outputs for a prompt int32 [T], by name, and what the eager backend gives."""
@@ -115,7 +116,7 @@ class Twins:
             wanted = self.decoder.prefill(self.eager, given, plans_of(config).last_queries)
         if hubkv is not None:
             inputs["rows_per_group"] = torch.tensor([rows])
-        got = self._evaluate(self.prefill_network, inputs)
+        got = self.run("prefill", inputs)
         for side in ("k", "v"):
             parts = [got.pop(name) for name in row_names(side, config.model, hubkv)]
             got[f"{side}_rows"] = torch.cat(parts)
@@ -128,12 +129,7 @@ class Twins:
         cache, batch = inputs.cache, inputs.batch_size
         names = ("segments", "block_table", "tail_lengths", "new_lengths", "work", "work_count")
         tables = {name: getattr(cache, name) for name in names}
-        arena = torch.tensor([cache.arena.data_ptr(), cache.arena.numel()])
+        arena = torch.tensor([self.address(cache.arena), cache.arena.numel()])
         ids, positions = inputs.input_ids.view(batch, -1), inputs.positions.view(batch, -1)
         tokens = {"input_ids": ids, "positions": positions, "last_tokens": inputs.last_tokens}
-        return self._evaluate(self.extend_network, {**tokens, **tables, "arena": arena}), wanted
-
-    def _evaluate(self, network: Network, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        weights = {name: self._weights[name] for name, binding in network.bindings.items() if binding.is_weight}
-        assert isinstance(network.ops, LoweredOps)
-        return evaluate(trt, network.definition, {**inputs, **weights}, network.ops.calls, self._exact)
+        return self.run("extend", {**tokens, **tables, "arena": arena}), wanted
