@@ -184,7 +184,7 @@ def open_tensorrt(engine: Engine, cache_bytes: int | None, tail_tokens: int | No
         "context memory of decoding": decode_scratch,
         "context memory of questions": question_scratch,
         "sampling and reserve": reserve,
-        **({} if cache_bytes is None else {"the KV cache": cache_bytes}),
+        "the KV cache": cache_bytes or ledger.sequence_bytes(config.model.num_rows_per_token, 1),  # of one token
     }
     check_room(needs, *memory_info())
 
@@ -205,11 +205,12 @@ def open_tensorrt(engine: Engine, cache_bytes: int | None, tail_tokens: int | No
     table = np.array([cache.arena.data_ptr(), cache.num_bytes], np.int64)
     call("cudaMemcpy", arena.address, table.ctypes.data, 16, runtime().cudaMemcpyKind.cudaMemcpyHostToDevice)
     call("cudaDeviceSynchronize")
-    items = ", ".join(f"{purpose} {gib(num_bytes)}" for purpose, num_bytes in needs.items())
     tokens, kept = largest_prompt(config)
     try:
         cache.check_can_ever_fit(kept.num_rows, 1, longest)
     except ValueError as error:
         LOGGER.warning("prompts of %d tokens, the engine's max_input_len, will be refused: %s", tokens, error)
-    LOGGER.info("GPU %d, %s: %s, the KV cache %s", device.index, gib(total), items, gib(cache.num_bytes))
+    needs["the KV cache"] = cache.num_bytes
+    items = ", ".join(f"{purpose} {gib(num_bytes)}" for purpose, num_bytes in needs.items())
+    LOGGER.info("GPU %d, %s: %s", device.index, gib(total), items)
     return cache, TensorRTExecutor(config, stream, prefill, decode, question, cache)
