@@ -98,6 +98,7 @@ def build_plans(
     """
     options = options or PlanOptions()
     messages = make_logger(trt)
+    messages.reason()  # of what came before
     builder = make_builder(trt, messages)
     for file, network_of, profiles in (
         (PREFILL_FILE, prefill_network, prefill_profiles(config)),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -17,8 +18,11 @@ _LEVELS = {
 }
 
 
+@functools.cache
 def make_logger(trt: Any) -> Any:
-    """An ``ILogger`` that passes on to the logger ``hubkv_trt.tensorrt``.
+    """The ``ILogger`` of this process, which passes on to the logger ``hubkv_trt.tensorrt``.
+
+    One for all: while anything lives that was made with a logger, TensorRT ignores others.
 
     Its method ``reason()`` gives the errors since it was last called, in one line, and forgets them; ``failed`` says
     whether there are any.
