@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from hubkv_trt.engine.network import Network
 from hubkv_trt.engine.profiles import Range, add_profiles
+from hubkv_trt.engine.trt_log import LOGGER, make_logger
 
 from .evaluate import evaluate
 from .values import TYPES
@@ -20,33 +22,32 @@ DATA_TYPES = {dtype: trt.DataType.__members__[name] for name, dtype in TYPES.ite
 """``trt.DataType`` of a torch type."""
 
 
-class _Log(trt.ILogger):
-    """Keeps what is at least a warning."""
+class _Messages(logging.Handler):
+    """Keeps warnings and errors of TensorRT."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.messages: list[str] = []
+        super().__init__(logging.WARNING)
+        self.kept: list[str] = []
 
-    def log(self, severity: Any, message: str) -> None:
-        if severity <= trt.ILogger.Severity.WARNING:
-            self.messages.append(f"{severity.name}: {message}")
+    def emit(self, record: logging.LogRecord) -> None:
+        self.kept.append(f"{record.levelname}: {record.getMessage()}")
 
 
-LOG = _Log()
-"""The only one: while a builder lives, TensorRT warns of another and does not use it."""
+_MESSAGES = _Messages()
+LOGGER.addHandler(_MESSAGES)
 
 
 class Builder:
-    """A builder of the process's log."""
+    """A builder that reports to the one logger of the process."""
 
     def __init__(self) -> None:
-        self._before = len(LOG.messages)
-        self.builder = trt.Builder(LOG)
+        self._before = len(_MESSAGES.kept)
+        self.builder = trt.Builder(make_logger(trt))
 
     @property
     def messages(self) -> list[str]:
         """Warnings and errors since this object was made."""
-        return LOG.messages[self._before :]
+        return _MESSAGES.kept[self._before :]
 
     def network(self) -> Any:
         """An empty network, strongly typed."""
