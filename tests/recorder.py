@@ -21,22 +21,30 @@ class Recorder:
 
     def __init__(self, llm: LLM) -> None:
         self._executor = llm._executor
-        self.plan = self._executor.plan
+        self.prefill_bytes = self._executor.prefill_bytes
+        self.sample = self._executor.sample
         self.prefills: list[tuple[np.ndarray, np.ndarray]] = []
         self.logits: list[torch.Tensor] = []
         llm._executor = self
 
     def prefill(self, token_ids: Any, budget: Any, alpha: Any, window: Any, segment: Any) -> Any:
         done = self._executor.prefill(token_ids, budget, alpha, window, segment)
-        self.prefills.append((segment.positions.numpy().copy(), segment.head_offsets.numpy().copy()))
-        self.logits.append(done.logits.clone())
+        self.prefills.append((_host(segment.positions).numpy(), _host(segment.head_offsets).numpy()))
+        self.logits.append(_host(done.logits))
         return done
 
     def extend(self, *args: Any) -> torch.Tensor:
         logits = self._executor.extend(*args)
-        self.logits.append(logits.clone())
+        self.logits.append(_host(logits))
         return logits
 
     def clear(self) -> None:
         self.prefills.clear()
         self.logits.clear()
+
+
+def _host(x: torch.Tensor) -> torch.Tensor:
+    """A copy on the host, when the device is done with it."""
+    if x.is_cuda:
+        torch.cuda.synchronize()
+    return x.detach().cpu().clone()
