@@ -43,8 +43,7 @@ from hubkv_trt.engine.plans import OLDEST_VERSION, build_plans, check_device, ch
 from hubkv_trt.engine.profiles import add_profiles, check_sizes, extend_profiles, max_rows, prefill_profiles
 from hubkv_trt.engine.summary import summarize
 from hubkv_trt.graph.lowered import LoweredOps
-from plugin import harness
-from plugin import network_nodes
+from plugin import harness, network_nodes
 from tiny_models import edit_json
 from trt_eval.builder import Builder
 
