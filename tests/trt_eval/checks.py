@@ -35,6 +35,8 @@ def check_prefill(twins: Twins, ids: Tensor, ratio: float) -> PrefillOutputs[Ten
         assert kept.all()
     else:
         assert got["non_finite"].tolist() == [0]
+        if "scores" in got:  # nothing outside of a plan sees them
+            twins.check(got["scores"], torch.cat(twins.eager.scores))
         twins.check_choice(torch.cat(twins.eager.distances)[kept != kept_by_eager], int(kept.sum()))
     for name in ("k_rows", "v_rows"):
         rows, rows_of_eager = got[name], getattr(wanted, name)

@@ -41,6 +41,7 @@ def evaluate(
     inputs: Mapping[str, Tensor],
     plugin_calls: Iterable[PluginCall] = (),
     exact: bool = False,
+    watched: Iterable[Any] = (),
 ) -> dict[str, Tensor]:
     """The outputs of a network.
 
@@ -51,16 +52,17 @@ def evaluate(
         plugin_calls: nodes that plugins run. The layers that stand in for them in the network are not.
         exact: keep 16-bit floats as the network has them; else they are float32 throughout, and what is computed is
             what the network means.
+        watched: tensors inside the network whose values are wanted too.
 
     Returns:
-        By name, in order.
+        By name, outputs first, in order.
 
     Raises:
         UnknownLayer: a layer that an output needs has a type without a function.
         ValueError: a value has another type or shape than the network declares.
     """
     nodes = _nodes(trt, network, plugin_calls, exact)
-    wanted = [network.get_output(i) for i in range(network.num_outputs)]
+    wanted = [*(network.get_output(i) for i in range(network.num_outputs)), *watched]
     values = _given(network, inputs, exact)
     order = _order(nodes, wanted, values)
     uses: dict[int, int] = {}

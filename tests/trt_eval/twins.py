@@ -46,12 +46,18 @@ class Eager(EagerOps):
     """The eager backend.
 
     Attributes:
+        scores: of the gate, [L, Hkv, T] of each refinement.
         distances: of each KV pair's score from the last that its group keeps: [L, Hkv, T] of each selection.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], dtype: DType) -> None:
         super().__init__(weights, dtype)
+        self.scores: list[Tensor] = []
         self.distances: list[Tensor] = []
+
+    def refine(self, scores: Tensor, alpha: Tensor, window: Tensor, hubkv: HubKVConfig) -> Tensor:
+        self.scores.append(scores)
+        return super().refine(scores, alpha, window, hubkv)
 
     def select(self, refined: Tensor, num_groups: int, rows_per_group: int) -> tuple[Tensor, Tensor]:
         scores = refined.view(num_groups, -1)
@@ -110,6 +116,7 @@ class Twins:
             rows = budget(config.model, hubkv, len(ids), ratio).rows_per_group
             inputs["alpha"] = torch.tensor([hubkv.alpha(ratio)])
             inputs["window"] = torch.tensor([hubkv.window(len(ids))], dtype=torch.int32)
+        self.eager.scores.clear()
         self.eager.distances.clear()
         given = PrefillInputs(**inputs, positions=torch.arange(len(ids), dtype=torch.int32), rows_per_group=rows)
         with torch.inference_mode():
