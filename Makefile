@@ -88,8 +88,11 @@ $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml | $(STAMPS)/package
 	@touch $@
 
 # For the tests of the plugins: TensorRT's headers (in kernel-lens), and its lean runtime, whose plugin registry needs no
-# GPU. None of it is needed to run the package.
+# GPU. For those of networks: TensorRT-RTX, whose builder needs none. For those of the executor: the bindings of CUDA,
+# which answer without one. None of it is needed to run the package.
 $(STAMPS)/tensorrt: $(STAMPS)/venv constraints.txt
-	@echo "== getting TensorRT's headers and plugin registry"
+	@echo "== getting TensorRT's headers, plugin registry and network builder"
 	@$(PIP) --no-deps kernel-lens tensorrt-lean-cu13-libs tensorrt-lean-cu13-bindings
+	@$(PIP) --no-deps tensorrt-rtx-cu13-libs tensorrt-rtx-cu13-bindings
+	@$(PIP) --no-deps cuda-bindings cuda-pathfinder
 	@touch $@

@@ -123,7 +123,7 @@ def _force(llm: LLM, group: list[Any], answers: list[list[int]], index: list[int
             group[row].output_ids.append(token)
             tokens.append([token])
         if step + 1 < max(map(len, answers)):
-            batch = batch or Batch(group, llm.cache, llm._executor.plan)
+            batch = batch or Batch(group, llm.cache)
             logits = llm._executor.extend(batch, torch.tensor(tokens, dtype=torch.int32))
     for sequence in group:
         llm._scheduler.finish(sequence, "stop")

@@ -23,16 +23,17 @@ def kept_mask(positions: np.ndarray, head_offsets: np.ndarray, shape: tuple[int,
 
 
 @torch.no_grad()
-def masked_logits(model: Any, token_ids: list[int], kept: torch.Tensor) -> torch.Tensor:
+def masked_logits(model: Any, token_ids: list[int], kept: torch.Tensor, first: int | None = None) -> torch.Tensor:
     """Logits float32 [N, V] of a text whose first T tokens were compressed.
 
-    The first T tokens attend to all before them, as a prefill does. Later tokens see, of the first T, in each head the
-    kept ones only.
+    The first T tokens attend to all before them, as a prefill does. Tokens from ``first`` on see, of the first T, in
+    each head the kept ones only.
 
     Args:
         model: a transformers causal LM.
         token_ids: N >= T.
         kept: bool [L, Hkv, T].
+        first: T or more; None: T.
     """
     size, num_tokens = len(token_ids), kept.shape[2]
     causal = torch.ones(size, size, dtype=torch.bool).tril()
@@ -47,7 +48,7 @@ def masked_logits(model: Any, token_ids: list[int], kept: torch.Tensor) -> torch
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
         visible = causal.repeat(key.shape[1], 1, 1)  # [Hkv, N, N]
-        visible[:, num_tokens:, :num_tokens] &= kept[module.layer_idx][:, None]
+        visible[:, num_tokens if first is None else first :, :num_tokens] &= kept[module.layer_idx][:, None]
         group = query.shape[1] // key.shape[1]
         key, value, visible = (x.repeat_interleave(group, -3) for x in (key, value, visible))
         weights = (query @ key.transpose(2, 3) * scaling).masked_fill(~visible, float("-inf")).softmax(-1)

@@ -21,7 +21,8 @@ class Recorder:
 
     def __init__(self, llm: LLM) -> None:
         self._executor = llm._executor
-        self.plan = self._executor.plan
+        self.prefill_bytes = self._executor.prefill_bytes
+        self.sample = self._executor.sample
         self.prefills: list[tuple[np.ndarray, np.ndarray]] = []
         self.logits: list[torch.Tensor] = []
         llm._executor = self

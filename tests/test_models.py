@@ -23,6 +23,7 @@ from hubkv_trt.models.checkpoint import load_config, load_tokenizer, load_weight
 from hubkv_trt.models.decoder import Decoder
 from hubkv_trt.models.rope import rope_frequencies
 from hubkv_trt.scorers.fastkvzip import engine_weights, random_gate
+from prompt_cache import prompt_cache
 from tiny_models import save_tiny_model
 
 YARN = {
@@ -158,32 +159,6 @@ def test_demo_model_equals_transformers(demo_model_path: Path, demo_reference: A
 PAGE_TOKENS = 4
 
 
-def arena_cache(config: ModelConfig, prompts: list[PrefillOutputs[Tensor]], tail_tokens: int) -> CacheInputs[Tensor]:
-    """One arena with the compact segments of all prompts and empty tails with room for ``tail_tokens``."""
-    pieces: list[Tensor] = []
-    end = 0
-
-    def place(tensor: Tensor) -> int:
-        nonlocal end
-        raw = tensor.contiguous().view(torch.uint8).flatten()
-        pieces.append(torch.cat((raw, raw.new_zeros(-len(raw) % 256))))
-        end += len(pieces[-1])
-        return end - len(pieces[-1])
-
-    rows = [[place(p.k_rows), place(p.v_rows), place(p.head_offsets), -1] for p in prompts]
-    batch, pages, dtype = len(prompts), -(-tail_tokens // PAGE_TOKENS), prompts[0].k_rows.dtype
-    page_bytes = config.num_rows_per_token * 2 * PAGE_TOKENS * config.head_dim * dtype.itemsize
-    page_base = end
-    place(torch.full((batch * pages * page_bytes,), 0xFF, dtype=torch.uint8))
-    arena, segments = torch.cat(pieces), torch.tensor(rows)
-    work, work_count = stages.plan(arena, segments, config.num_layers, config.num_kv_heads, 4 * batch + 16, 64)
-    return CacheInputs(
-        arena=arena, segments=segments, block_table=int32(reversed(range(batch * pages))).view(batch, pages),
-        tail_lengths=torch.zeros(batch, dtype=torch.int32), new_lengths=torch.zeros(batch, dtype=torch.int32),
-        work=work, work_count=work_count, page_tokens=PAGE_TOKENS, page_base=page_base,
-    )  # fmt: skip
-
-
 def extend(
     decoder: Decoder, ops: EagerOps, cache: CacheInputs[Tensor], tokens: list[Tensor], starts: list[int]
 ) -> Tensor:
@@ -237,7 +212,7 @@ def test_dense_prefill_and_extend_equal_one_forward(architecture: str, tiny_mode
         torch.testing.assert_close(prompt.logits, logits[start - 1], rtol=0, atol=1e-4)
         every = torch.arange(start).int().expand(model.config.num_rows_per_token, -1)
         assert prompt.positions.view(-1, start).equal(every)
-    cache = arena_cache(model.config, prompts, 20)
+    cache = prompt_cache(model.config, prompts, 20, PAGE_TOKENS)
     new = [text[start:] for text, start in zip(texts, starts, strict=True)]
     done = [0, 0]
     for counts in ((7, 3), (1, 1), (1, 2), (1, 1)):
@@ -324,7 +299,7 @@ def test_extend_after_compression_equals_masked_dense(scope: Scope, tiny_model: 
     with torch.inference_mode():
         hidden = decoder.forward(ops, ids, int32(range(len(ids))), masked)
         expected = decoder.logits(ops, hidden)
-    cache = arena_cache(config, [prompt], len(ids) - start)
+    cache = prompt_cache(config, [prompt], len(ids) - start, PAGE_TOKENS)
     for first, last in ((start, start + 9), *((t, t + 1) for t in range(start + 9, len(ids)))):
         logits = extend(decoder, ops, cache, [ids[first:last]], [start])
         torch.testing.assert_close(logits[0], expected[last - 1], rtol=0, atol=1e-4)

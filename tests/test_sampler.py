@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hubkv_trt.runtime import sampler
 from hubkv_trt.runtime.sampler import SamplingParams, sample
 
 
@@ -158,3 +159,54 @@ def test_bad_parameters_are_named(field: str, value: object) -> None:
 def test_stop_may_be_one_text() -> None:
     assert SamplingParams(stop="end").stop == ("end",)
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+
+
+MIXED = [
+    SamplingParams(),
+    SamplingParams(temperature=0.8),
+    SamplingParams(temperature=1.0, top_k=40),
+    SamplingParams(temperature=1.1, top_p=0.9),
+    SamplingParams(temperature=0.6, top_k=700, top_p=0.95),
+    SamplingParams(temperature=2.0, top_p=0.999),
+]
+
+
+def mixed_logits() -> torch.Tensor:
+    logits = torch.randn(len(MIXED), 5000, generator=torch.Generator().manual_seed(2)) * 2
+    return (logits * 16).round() / 16  # with ties
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranking_all_tokens_gives_the_tokens_of_the_candidates(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device ranks all of them, as it cannot look whether the candidates suffice without a wait."""
+    few, _ = sample(mixed_logits(), MIXED, [random.Random(seed + i) for i in range(len(MIXED))])
+    monkeypatch.setattr(sampler, "_CANDIDATES", 5000)
+    every, _ = sample(mixed_logits(), MIXED, [random.Random(seed + i) for i in range(len(MIXED))])
+    assert torch.equal(few, every)
+
+
+def test_what_is_drawn_comes_to_the_host_and_stays_for_the_next_step() -> None:
+    logits = mixed_logits()
+    logits[0] = torch.nan
+    wanted, valid = sample(logits, MIXED, [random.Random(i) for i in range(len(MIXED))])
+    drawn = sampler.draw(logits, MIXED, [random.Random(i) for i in range(len(MIXED))])
+    assert drawn.tokens == wanted.tolist()
+    assert drawn.valid == valid.tolist() == [False] + [True] * 5
+    assert drawn.next_tokens.dtype == torch.int32
+    assert drawn.next_tokens.tolist() == [[t] for t in drawn.tokens]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_nothing_waits_and_the_tokens_are_the_same() -> None:
+    logits = mixed_logits()
+    wanted, _ = sample(logits, MIXED, [random.Random(i) for i in range(len(MIXED))])
+    there = logits.cuda()
+    sample(there, MIXED, [random.Random(i) for i in range(len(MIXED))])  # page-locked memory is there now
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        tokens, valid = sample(there, MIXED, [random.Random(i) for i in range(len(MIXED))])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(tokens.cpu(), wanted)
+    assert bool(valid.cpu().all())

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..config import DEFAULT_PRESET, PRESETS, HubKVConfig, Scope
-from ..engine.build import DEFAULT_BATCH_SIZE, DEFAULT_OUTPUT, DEMO, build_engine
+from ..config import DEFAULT_PRESET, PRESETS, HubKVConfig, Scope, TensorRTConfig, WeightsPlace
+from ..engine.build import DEFAULT_BATCH_SIZE, DEFAULT_OUTPUT, DEMO, build_engine, dry_run
+from ..engine.plan_options import PlanOptions
 from ..engine.summary import DEFAULT_CACHE_BUDGET, summarize
 from .common import UsageError, byte_count, ratio
 
@@ -36,8 +37,31 @@ examples:
       a model of yours with its gate
   hubkv build --model model.gguf --output engines/dense
       a dense engine, to compare with
+  hubkv build --hubkv --backend tensorrt --dry-run
+      what the TensorRT plans of the demo take and give, without building them
   hubkv build --hubkv --preset fastkvzip_nms --force
       one of the simpler methods of the paper, in place of the engine that is there"""
+
+# field of TensorRTConfig, argparse's keywords
+PLANS: tuple[tuple[str, dict[str, Any]], ...] = (
+    (
+        "weights",
+        {
+            "choices": [place.value for place in WeightsPlace],
+            "help": "shared: one copy on the device, an input of both plans; embedded: constants in each",
+        },
+    ),
+    ("max_extend_len", {"type": int, "metavar": "Tq", "help": "new tokens of one sequence in one step at most"}),
+    (
+        "min_ratio",
+        {
+            "type": ratio,
+            "metavar": "r",
+            "help": "the least compression ratio of a prompt of full length; a tensor of TensorRT has fewer than 2^31 "
+            "elements, and this bounds the kept rows",
+        },
+    ),
+)
 
 # option, field of HubKVConfig, type, help
 PARAMETERS: tuple[tuple[str, str, type, str], ...] = (
@@ -74,7 +98,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         default=DEMO,
         metavar="DIR|FILE.gguf|demo",
-        help="Hugging Face directory, GGUF file, or the demo model",
+        help="directory of Hugging Face or TensorRT-LLM (1.2), GGUF file, or the demo model",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="DIR",
+        help="where the tokenizer is, for checkpoints that come without one, as TensorRT-LLM's do (default: the model)",
     )
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, metavar="DIR", help="engine directory to make")
     parser.add_argument("--force", action="store_true", help="replace the engine that is there")
@@ -111,6 +141,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="memory for the KV cache that the summary reckons with (default: 16GiB)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bars, no summary")
+    group = parser.add_argument_group("TensorRT", "refused with --backend eager; docs/tensorrt.md explains the plans")
+    group.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print inputs, outputs, layers and memory of the plans; build nothing (with --backend tensorrt; no GPU)",
+    )
+    for name, options in PLANS:
+        default = getattr(TensorRTConfig, name)
+        options = {**options, "help": f"{options['help']} (default: {getattr(default, 'value', default)})"}
+        group.add_argument("--" + name.replace("_", "-"), **options)
+    group.add_argument(
+        "--workspace-bytes", type=byte_count, metavar="BYTES", help="what a layer may use while it runs, at most"
+    )
+    group.add_argument(
+        "--timing-cache",
+        type=Path,
+        metavar="FILE",
+        help="timings of earlier builds, read and written: saves time",
+    )
     group = parser.add_argument_group("HubKV", "without --hubkv the engine is dense, and the options below are refused")
     group.add_argument("--hubkv", action="store_true", help="compress the KV cache of every prompt at prefill")
     group.add_argument(
@@ -164,18 +213,46 @@ def hubkv_config(arguments: argparse.Namespace) -> HubKVConfig | None:
     return HubKVConfig.from_preset(arguments.preset or DEFAULT_PRESET, **changes)
 
 
+def tensorrt_options(arguments: argparse.Namespace) -> tuple[TensorRTConfig, PlanOptions]:
+    """Limits of the plans, and how they are built.
+
+    Raises:
+        ValueError: an option of TensorRT with ``--backend eager``, or a value out of range.
+    """
+    changes = {name: value for name, _ in PLANS if (value := getattr(arguments, name)) is not None}
+    building = {name: value for name in ("workspace_bytes", "timing_cache") if (value := getattr(arguments, name))}
+    if arguments.backend == "eager" and (changes or building):
+        name = next(iter({**changes, **building}))
+        raise UsageError(f"--{name.replace('_', '-')}: of use only with --backend tensorrt")
+    if arguments.dry_run and arguments.backend != "tensorrt":
+        raise UsageError("--dry-run: of use only together with --backend tensorrt")
+    if "weights" in changes:
+        changes["weights"] = WeightsPlace(changes["weights"])
+    return TensorRTConfig(**changes), PlanOptions(**building)
+
+
 def command(arguments: argparse.Namespace) -> int:
-    """Builds, and prints the summary."""
+    """Builds, and prints the summary; with ``--dry-run`` only prints."""
     show = not arguments.quiet
+    tensorrt, plans = tensorrt_options(arguments)
+    common: dict[str, Any] = {
+        "hubkv": hubkv_config(arguments),
+        "gate": arguments.gate,
+        "tokenizer": arguments.tokenizer,
+        "dtype": arguments.dtype,
+        "max_input_len": arguments.max_input_len,
+        "max_batch_size": arguments.max_batch_size,
+        "tensorrt": tensorrt,
+    }
+    if arguments.dry_run:
+        print(dry_run(arguments.model, **common, cache_bytes=arguments.cache_budget))
+        return 0
     report = build_engine(
         arguments.model,
         arguments.output,
-        hubkv=hubkv_config(arguments),
-        gate=arguments.gate,
-        dtype=arguments.dtype,
-        max_input_len=arguments.max_input_len,
-        max_batch_size=arguments.max_batch_size,
+        **common,
         backend=arguments.backend,
+        plans=plans,
         force=arguments.force,
         progress=show and sys.stderr.isatty(),
     )

@@ -19,6 +19,8 @@ def missing_for_tensorrt() -> Iterator[str]:
 
     if importlib.util.find_spec("tensorrt") is None:
         yield "the Python package tensorrt (pip install 'hubkv-trt[tensorrt]')"
+    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
+        yield "the Python package cuda-python (pip install 'hubkv-trt[tensorrt]')"
     if not torch.cuda.is_available():
         yield "an NVIDIA GPU that PyTorch can use (torch.cuda.is_available() is false)"
     if not _library.has_cuda():

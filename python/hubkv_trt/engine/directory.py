@@ -4,6 +4,7 @@
     engine.json            EngineConfig: model, HubKV parameters, dtype, limits, versions, sha256 of every other file
     weights.safetensors    the model's tensors, by the names of models/checkpoint.py
     gate.safetensors       the scorer's tensors (engines with HubKV)
+    prefill.plan           for TensorRT, and extend.plan (engines of that backend)
     tokenizer.json, ...    as transformers saves them
 
 A directory appears whole or not at all: it is written beside its final place and renamed. It is read only after every
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import EngineConfig
+from ..config import Backend, EngineConfig
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 ENGINE_FILE = "engine.json"
 WEIGHTS_FILE = "weights.safetensors"
 GATE_FILE = "gate.safetensors"
+PREFILL_FILE = "prefill.plan"
+EXTEND_FILE = "extend.plan"
 
 HASH_CHUNK = 8 << 20
 Progress = Callable[[int], None]  # called with the bytes done since the last call
@@ -92,7 +95,8 @@ def load_engine(path: str | os.PathLike[str], *, verify: bool = True, progress: 
     """
     directory = Path(path)
     config = read_config(directory)
-    for name in (WEIGHTS_FILE, *((GATE_FILE,) if config.hubkv else ())):
+    plans = (PREFILL_FILE, EXTEND_FILE) if config.backend is Backend.TENSORRT else ()
+    for name in (WEIGHTS_FILE, *((GATE_FILE,) if config.hubkv else ()), *plans):
         if name not in config.files:
             raise ValueError(f"engine: {directory / ENGINE_FILE}: files has no {name}; build the engine again")
     for name in config.files:

@@ -65,6 +65,11 @@ def summarize(
         ("dtype", config.dtype.value),
         ("limits", f"prompt {tokens} tokens, batch {config.max_batch_size}"),
     ]
+    if (plans := config.tensorrt) is not None:
+        rows += [
+            ("plans", f"TensorRT {plans.version}, compute capability {plans.compute_capability}"),
+            ("", f"{plans.weights.value} weights, up to {plans.max_extend_len} new tokens, r >= {plans.min_ratio:g}"),
+        ]
     dense = model.kv_bytes_per_token(config.dtype)
     if hub is None:
         rows += [

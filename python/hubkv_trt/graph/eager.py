@@ -164,8 +164,8 @@ class EagerOps:
     def gather(self, x: Tensor, index: Tensor) -> Tensor:
         return x.index_select(0, index)
 
-    def last(self, x: Tensor) -> Tensor:
-        return x[-1:]
+    def last(self, x: Tensor, count: int = 1) -> Tensor:
+        return x[-count:].clone()  # a slice would hold on to all of x
 
     def first(self, x: Tensor) -> Tensor:
         return x[0]

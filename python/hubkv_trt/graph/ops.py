@@ -42,6 +42,7 @@ class PrefillOutputs(Generic[X]):
     v_rows: X  # [K, D]
     positions: X  # int32 [K], ascending within a head
     head_offsets: X  # int64 [L*Hkv + 1]
+    last_queries: X | None = None  # [L, M, Hq, D], rotated; on request
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class ExtendOutputs(Generic[X]):
     logits: X  # float32 [B, V]
     k_new: X  # [L, B, Tq, Hkv, D]
     v_new: X  # [L, B, Tq, Hkv, D]
+    q_new: X | None = None  # [L, B, Tq, Hq, D], rotated; on request
 
 
 class Ops(Protocol[X]):
@@ -149,8 +151,8 @@ class Ops(Protocol[X]):
         """x[index] along the first axis; index int32 [M]."""
         ...
 
-    def last(self, x: X) -> X:
-        """[N, ...] -> [1, ...], the last row."""
+    def last(self, x: X, count: int = 1) -> X:
+        """[N, ...] -> [min(count, N), ...], the last rows."""
         ...
 
     def first(self, x: X) -> X:
@@ -203,7 +205,7 @@ class Ops(Protocol[X]):
         ...
 
     def causal_attention(self, q: X, k: X, v: X, scale: float) -> X:
-        """[M, Hq, D], [T, Hkv, D], [T, Hkv, D] -> [M, Hq, D]. The M <= T queries are those of the last M tokens."""
+        """[M, Hq, D], [T, Hkv, D], [T, Hkv, D] -> [M, Hq, D]. The queries are those of all T tokens, or of the last."""
         ...
 
     def attend(
@@ -233,7 +235,10 @@ class Ops(Protocol[X]):
         ...
 
     def concat_rows(self, parts: Sequence[X]) -> X:
-        """The k_rows (or v_rows) of successive ``compact`` calls, one below the other: [K, D]."""
+        """The k_rows (or v_rows) of successive ``compact`` calls, one below the other: [K, D].
+
+        A backend whose outputs are bound one behind the other may leave them apart.
+        """
         ...
 
     def concat_offsets(self, parts: Sequence[X]) -> X:

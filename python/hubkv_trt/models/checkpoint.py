@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads checkpoints: Hugging Face directories (safetensors) and GGUF files, into our config and our weights.
+"""Reads checkpoints of Hugging Face (safetensors), GGUF and TensorRT-LLM into our config and our weights.
 
 Weights that ``load_weights`` gives, and that an engine's ``weights.safetensors`` holds. Matrices are [Out, In].
 
@@ -41,6 +41,7 @@ from .gguf_file import GGUFFile, config_data
 from .gguf_tokenizer import load_gguf_tokenizer
 from .hf_config import read_token_ids, refuse
 from .tensor_files import SafetensorsFiles, TensorFiles, read_json
+from .trtllm_checkpoint import TensorRTLLMFiles, is_trtllm, read_trtllm
 
 READERS: dict[str, Callable[[dict[str, Any]], ModelConfig]] = {
     "llama": llama.read_config,
@@ -62,22 +63,30 @@ _DTYPES = {DType.FLOAT32: torch.float32, DType.FLOAT16: torch.float16, DType.BFL
 
 
 def load_config(path: str | Path) -> ModelConfig:
-    """The architecture of a Hugging Face directory (``config.json``) or a ``.gguf`` file.
+    """The architecture of a directory of Hugging Face or TensorRT-LLM (``config.json``), or of a ``.gguf`` file.
 
     Raises:
         ValueError: the file is missing or corrupt, or asks for something that is not built; names file and field.
     """
     path = Path(path)
     if is_gguf(path):
-        return _read_config(config_data(GGUFFile(path)), path)
+        return read_config(config_data(GGUFFile(path)), path)
     _require_directory(path)
     data = read_json(path / "config.json")
+    stops = load_stop_tokens(path)
+    if stops:
+        data["eos_token_id"] = list(stops)
+    return read_config(data, path / "config.json")
+
+
+def load_stop_tokens(path: Path) -> tuple[int, ...]:
+    """Where generation stops, by ``generation_config.json``; for chat models it says more than ``config.json``.
+
+    Raises:
+        ValueError: the file is corrupt.
+    """
     generation = path / "generation_config.json"
-    if generation.exists():  # says where generation stops; for chat models more than config.json
-        stops = read_token_ids(read_json(generation), "eos_token_id")
-        if stops:
-            data["eos_token_id"] = list(stops)
-    return _read_config(data, path / "config.json")
+    return read_token_ids(read_json(generation), "eos_token_id") if generation.exists() else ()
 
 
 def is_gguf(path: str | Path) -> bool:
@@ -87,11 +96,18 @@ def is_gguf(path: str | Path) -> bool:
 
 def _require_directory(path: Path) -> None:
     if not path.is_dir():
-        raise ValueError(f"{path}: neither a directory with a Hugging Face model nor a .gguf file")
+        raise ValueError(f"{path}: neither a directory with a model nor a .gguf file")
 
 
-def _read_config(data: dict[str, Any], path: Path) -> ModelConfig:
+def read_config(data: dict[str, Any], source: Path | str) -> ModelConfig:
+    """The architecture from the content of a ``config.json``.
+
+    Raises:
+        ValueError: it asks for something that is not built; names source and field.
+    """
     try:
+        if is_trtllm(data):
+            return read_trtllm(data)
         kind = data.get("model_type")
         refuse(kind not in READERS, "model_type", kind, f"built are {', '.join(READERS)}")
         assert isinstance(kind, str)
@@ -100,7 +116,7 @@ def _read_config(data: dict[str, Any], path: Path) -> ModelConfig:
         refuse(bool(other), "architectures", ", ".join(map(str, other)), built)
         return READERS[kind](data)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{source}: {error}") from error
 
 
 # ---- weights --------------------------------------------------------------------------------------------------------
@@ -148,7 +164,7 @@ def load_weights(
     """All weights of a checkpoint, fused and named as the module's table says, on the CPU.
 
     Args:
-        path: a Hugging Face directory or a ``.gguf`` file.
+        path: a directory of Hugging Face or TensorRT-LLM, or a ``.gguf`` file.
         dtype: what they are converted to.
         progress: called with (weights done, weights in all) after each.
         model: the config, where the caller has it already.
@@ -162,7 +178,8 @@ def load_weights(
         files: TensorFiles = GGUFFile(path)
     else:
         _require_directory(path)
-        files = SafetensorsFiles(path)
+        trtllm = is_trtllm(read_json(path / "config.json"))
+        files = TensorRTLLMFiles(path, model) if trtllm else SafetensorsFiles(path)
     parts = weight_parts(model)
     _check_tensors(path, model, parts, files.shapes())
     weights = {}
@@ -194,7 +211,9 @@ def _check_tensors(path: Path, model: ModelConfig, parts: Parts, found: dict[str
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """The tokenizer (of transformers) of a Hugging Face directory or a ``.gguf`` file.
+    """The tokenizer (of transformers) of a directory or a ``.gguf`` file.
+
+    Checkpoints of TensorRT-LLM come without one: the directory of the original model has it.
 
     Raises:
         ValueError: there is none, or it cannot be read.
@@ -207,7 +226,9 @@ def load_tokenizer(path: str | Path) -> Any:
             return load_gguf_tokenizer(path)
         _require_directory(path)
         if not any((path / name).exists() for name in TOKENIZER_FILES):  # transformers would make up an empty one
-            raise ValueError(f"none of {', '.join(TOKENIZER_FILES)} is there")
+            raise ValueError(
+                f"none of {', '.join(TOKENIZER_FILES)} is there; name a directory that has one (--tokenizer)"
+            )
         return AutoTokenizer.from_pretrained(str(path))
     except Exception as error:  # transformers and tokenizers raise anything over a damaged file
         raise ValueError(f"{path}: no tokenizer could be loaded: {error}") from error

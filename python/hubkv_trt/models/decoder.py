@@ -42,7 +42,15 @@ class Decoder:
             model.rope, model.head_dim, model.max_position_embeddings
         )
 
-    def forward(self, ops: Ops[X], input_ids: X, positions: X, attention: Attention[X], last_only: bool = False) -> X:
+    def forward(
+        self,
+        ops: Ops[X],
+        input_ids: X,
+        positions: X,
+        attention: Attention[X],
+        last_only: bool = False,
+        see_queries: Callable[[X], None] | None = None,
+    ) -> X:
         """All layers and the final norm.
 
         Args:
@@ -50,6 +58,7 @@ class Decoder:
             positions: int32 [N], true positions in the text.
             attention: see ``Attention``.
             last_only: give only the last token's row, and spare the last layer the others.
+            see_queries: called with the rotated q [N, Hq, D] of each layer, the last one's too.
 
         Returns:
             [N, E], or [1, E] with ``last_only``.
@@ -60,6 +69,8 @@ class Decoder:
         for layer in range(m.num_layers):
             name = f"layers.{layer}."
             q, k, v, x = ops.by_tokens(partial(self._before_attention, ops, name), hidden, *tables)
+            if see_queries is not None:
+                see_queries(q)
             if last_only and layer == m.num_layers - 1:
                 q, hidden = ops.last(q), ops.last(hidden)
             x = attention(layer, q, k, v, x)
@@ -110,11 +121,14 @@ class Decoder:
 
         return self.logits(ops, self.forward(ops, input_ids, positions, attention))
 
-    def prefill(self, ops: Ops[X], inputs: PrefillInputs[X]) -> PrefillOutputs[X]:
+    def prefill(self, ops: Ops[X], inputs: PrefillInputs[X], last_queries: int = 0) -> PrefillOutputs[X]:
         """Dense causal attention over one prompt, of whose KV pairs only the selected rows leave the graph.
 
         In ``model`` scope all layers compete, so dense K and V of the whole prompt live until the last layer; in
         ``layer`` and ``head`` scope, and without compression, each layer's are released at its end.
+
+        Args:
+            last_queries: M; also give the rotated queries of the last M tokens in every layer. 0: none.
 
         Raises:
             ValueError: (eager) scores that are not finite.
@@ -122,6 +136,10 @@ class Decoder:
         by_model = self.hubkv is not None and self.hubkv.scope is Scope.MODEL
         pending: list[tuple[X, X, X | None]] = []  # k, v, scores of layers not compacted yet
         kept: list[tuple[X, X, X, X]] = []
+        queries: list[X] = []
+
+        def see(q: X) -> None:
+            queries.append(ops.last(q, last_queries))
 
         def attention(layer: int, q: X, k: X, v: X, hidden: X) -> X:
             scores = None
@@ -135,7 +153,14 @@ class Decoder:
                 pending.clear()
             return out
 
-        hidden = self.forward(ops, inputs.input_ids, inputs.positions, attention, last_only=True)
+        hidden = self.forward(
+            ops,
+            inputs.input_ids,
+            inputs.positions,
+            attention,
+            last_only=True,
+            see_queries=see if last_queries else None,
+        )
         k_rows, v_rows, positions, offsets = zip(*kept, strict=True)
         return PrefillOutputs(
             logits=ops.first(self.logits(ops, hidden)),
@@ -143,6 +168,7 @@ class Decoder:
             v_rows=ops.concat_rows(v_rows),
             positions=ops.concat(positions),
             head_offsets=ops.concat_offsets(offsets),
+            last_queries=ops.stack(queries) if queries else None,
         )
 
     def _scores(self, ops: Ops[X], layer: int, hidden: X) -> tuple[X]:
@@ -164,22 +190,29 @@ class Decoder:
         k_rows, v_rows = ops.compact([k for k, _, _ in layers], [v for _, v, _ in layers], positions, offsets)
         return k_rows, v_rows, positions, offsets
 
-    def extend(self, ops: Ops[X], inputs: ExtendInputs[X]) -> ExtendOutputs[X]:
-        """New tokens of a batch over the cache of each sequence; decoding is Tq = 1. The cache is read, not written."""
+    def extend(self, ops: Ops[X], inputs: ExtendInputs[X], new_queries: bool = False) -> ExtendOutputs[X]:
+        """New tokens of a batch over the cache of each sequence; decoding is Tq = 1. The cache is read, not written.
+
+        Args:
+            new_queries: also give the rotated queries of every layer.
+        """
         num_layers = self.model.num_layers
         k_new: list[X] = []
         v_new: list[X] = []
+        q_new: list[X] = []
 
         def attention(layer: int, q: X, k: X, v: X, hidden: X) -> X:
             k_new.append(k)
             v_new.append(v)
             return ops.attend(layer, num_layers, q, k, v, inputs.cache, inputs.batch_size, self.scale)
 
-        hidden = self.forward(ops, inputs.input_ids, inputs.positions, attention)
+        see = q_new.append if new_queries else None
+        hidden = self.forward(ops, inputs.input_ids, inputs.positions, attention, see_queries=see)
         return ExtendOutputs(
             logits=self.logits(ops, ops.gather(hidden, inputs.last_tokens)),
             k_new=ops.split_batch(ops.stack(k_new), inputs.batch_size),
             v_new=ops.split_batch(ops.stack(v_new), inputs.batch_size),
+            q_new=ops.split_batch(ops.stack(q_new), inputs.batch_size) if new_queries else None,
         )
 
 

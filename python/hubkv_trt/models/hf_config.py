@@ -111,13 +111,21 @@ def read_token_ids(data: dict[str, Any], name: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def read_rope(data: dict[str, Any], max_position_embeddings: int) -> RopeConfig:
+def read_rope(
+    data: dict[str, Any], max_position_embeddings: int, scaling_key: str = "rope_scaling", theta_key: str = "rope_theta"
+) -> RopeConfig:
     """RoPE from ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (before).
+
+    Args:
+        data: ``config.json``.
+        max_position_embeddings: the original context where the file names none.
+        scaling_key: what the file calls ``rope_scaling``.
+        theta_key: what the file calls ``rope_theta``.
 
     Raises:
         ValueError: a type, a parameter or a partial rotation that is not built, named.
     """
-    name = "rope_parameters" if data.get("rope_parameters") else "rope_scaling"
+    name = "rope_parameters" if data.get("rope_parameters") else scaling_key
     given = data.get(name) or {}
     if not isinstance(given, dict):
         raise ValueError(f"config.json {name}: {given!r} is not an object")
@@ -129,7 +137,7 @@ def read_rope(data: dict[str, Any], max_position_embeddings: int) -> RopeConfig:
     refuse(len(kinds) > 1, f"{name}.rope_type", sorted(map(str, kinds)), "rope_type and type disagree")
     kind = kinds.pop()
     refuse(kind not in ROPE_PARAMETERS, f"{name}.rope_type", kind, f"built are {', '.join(ROPE_PARAMETERS)}")
-    theta = rope.pop("rope_theta", data.get("rope_theta"))
+    theta = rope.pop("rope_theta", data.get(theta_key))
     if kind == "yarn" and "factor" not in rope and rope.get("original_max_position_embeddings"):
         rope["factor"] = max_position_embeddings / rope["original_max_position_embeddings"]
     if kind in ("llama3", "yarn") and data.get("original_max_position_embeddings"):

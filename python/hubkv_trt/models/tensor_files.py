@@ -44,6 +44,46 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
+class SafetensorsFile:
+    """One file.
+
+    Attributes:
+        path: the file.
+        shapes: shape of every tensor.
+
+    Raises:
+        ValueError: the file is missing, truncated or corrupt.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = safe_open(str(path), framework="pt")
+            names = list(self._file.keys())
+            self.shapes = {name: tuple(self._file.get_slice(name).get_shape()) for name in names}
+        except FileNotFoundError:
+            raise ValueError(f"{path}: there is no such file") from None
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{path}: corrupt or truncated: {error}") from error
+
+    def read(self, name: str, rows: slice = slice(None)) -> Tensor:
+        """Some rows of one tensor, floating point, on the CPU.
+
+        Raises:
+            ValueError: it cannot be read or is not floating point; names file and tensor.
+        """
+        part = self._file.get_slice(name)
+        dtype = part.get_dtype()
+        if dtype not in FLOAT_DTYPES:
+            choices = ", ".join(sorted(FLOAT_DTYPES))
+            raise ValueError(f"{self.path}: tensor {name} has dtype {dtype}, not one of {choices}")
+        try:
+            tensor: Tensor = part[rows]
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{self.path}: tensor {name} is not readable: {error}") from error
+        return tensor
+
+
 class SafetensorsFiles:
     """A directory with ``model.safetensors``, or with an index and shards.
 
@@ -52,8 +92,7 @@ class SafetensorsFiles:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._where: dict[str, Any] = {}
-        self._paths: dict[str, Path] = {}
+        self._where: dict[str, SafetensorsFile] = {}
         index_path = directory / INDEX_FILE
         if index_path.exists():
             index = read_json(index_path).get("weight_map")
@@ -64,7 +103,7 @@ class SafetensorsFiles:
                     raise ValueError(f"{index_path}: {shard!r} is not a file name in this directory")
                 self._open(directory / shard)
             for name, shard in index.items():
-                if self._paths.get(name) != directory / shard:
+                if name not in self._where or self._where[name].path != directory / shard:
                     raise ValueError(f"{directory / shard}: has no tensor {name}, which {INDEX_FILE} puts there")
         elif (directory / SINGLE_FILE).exists():
             self._open(directory / SINGLE_FILE)
@@ -72,27 +111,14 @@ class SafetensorsFiles:
             raise ValueError(f"{directory}: has neither {SINGLE_FILE} nor {INDEX_FILE}")
 
     def _open(self, path: Path) -> None:
-        try:
-            file = safe_open(str(path), framework="pt")
-            for name in file.keys():  # noqa: SIM118 (not a dict)
-                if name in self._where:
-                    raise ValueError(f"{path}: tensor {name} is also in {self._paths[name].name}")
-                self._where[name], self._paths[name] = file, path
-        except FileNotFoundError:
-            raise ValueError(f"{path}: there is no such file") from None
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path}: corrupt or truncated: {error}") from error
+        file = SafetensorsFile(path)
+        for name in file.shapes:
+            if name in self._where:
+                raise ValueError(f"{path}: tensor {name} is also in {self._where[name].path.name}")
+            self._where[name] = file
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(file.get_slice(name).get_shape()) for name, file in self._where.items()}
+        return {name: file.shapes[name] for name, file in self._where.items()}
 
     def read(self, name: str) -> Tensor:
-        file, path = self._where[name], self._paths[name]
-        dtype = file.get_slice(name).get_dtype()
-        if dtype not in FLOAT_DTYPES:
-            raise ValueError(f"{path}: tensor {name} has dtype {dtype}, not one of {', '.join(sorted(FLOAT_DTYPES))}")
-        try:
-            tensor: Tensor = file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path}: tensor {name} is not readable: {error}") from error
-        return tensor
+        return self._where[name].read(name)

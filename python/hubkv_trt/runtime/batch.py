@@ -3,31 +3,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from ..graph.ops import CacheInputs, ExtendInputs
 from .cache import Cache
 from .sequence import Sequence
 
-Plan = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""segments int64 [B, 4] -> work int32 [L, capacity, 4], work_count int32 [L]."""
+
+@dataclass(frozen=True)
+class Tables:
+    """What one step of a batch reads beside tokens, on the host; fields as in ``include/hubkv/hubkv.h``."""
+
+    segments: torch.Tensor  # int64 [B, 4]
+    block_table: torch.Tensor  # int32 [B, maxPages], -1 where there is no page yet
+    tail_lengths: torch.Tensor  # int32 [B]
+    new_lengths: torch.Tensor  # int32 [B]
+    positions: torch.Tensor  # int32 [B*Tq], sequence-major: the true position of each token in its text
+    last_tokens: torch.Tensor  # int32 [B], which of the B*Tq rows is each sequence's last real token
 
 
 class Batch:
-    """B sequences between two changes of membership. The work list is planned once; a step only moves lengths forward.
+    """B sequences between two changes of membership. Segments stay as they are; a step only moves lengths forward.
 
     Args:
         sequences: each with a segment and an open tail.
         cache: where they lie.
-        plan: makes the work list.
+
+    Attributes:
+        work: the work list of attend, work int32 [L, capacity, 4] and work_count int32 [L], for an executor that
+            keeps it with the batch.
+        pages_taken: grows whenever the block table changes.
     """
 
-    def __init__(self, sequences: Seq[Sequence], cache: Cache, plan: Plan) -> None:
+    def __init__(self, sequences: Seq[Sequence], cache: Cache) -> None:
         self.sequences = list(sequences)
+        self.work: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.pages_taken = 0
         self._cache = cache
         tails = [s.tail for s in self.sequences if s.tail is not None]
         self._table = np.full((len(tails), max(tail.reserved for tail in tails)), -1, np.int32)
@@ -39,41 +53,30 @@ class Batch:
         self._tail_lengths = torch.from_numpy(self._ends)
         self._positions = torch.tensor([s.next_position for s in self.sequences], dtype=torch.int32)
         self._segments = torch.tensor([s.segment.entry for s in self.sequences if s.segment], dtype=torch.int64)
-        self._work, self._work_count = plan(self._segments)
         self._rows = torch.arange(len(tails), dtype=torch.int32)
         self._ones = torch.ones(len(tails), dtype=torch.int32)
 
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def inputs(self, token_ids: torch.Tensor, new_lengths: torch.Tensor | None = None) -> ExtendInputs[torch.Tensor]:
-        """What the extend graph reads; takes the tail pages that the new tokens need.
+    def tables(self, num_new: int, new_lengths: torch.Tensor | None = None) -> Tables:
+        """The tables of a step; takes the tail pages that the new tokens need. Good until the next call here.
 
         Args:
-            token_ids: int32 [B, Tq], padded behind with any valid id.
-            new_lengths: int32 [B], how many of each row are real, >= 1; None where Tq is 1.
+            num_new: Tq.
+            new_lengths: int32 [B], how many of the Tq tokens of each sequence are real; None where Tq is 1.
         """
-        num_new = token_ids.shape[1]
         new_lengths = self._ones if new_lengths is None else new_lengths
         needed = -(-(self._ends + new_lengths.numpy()) // self._cache.ledger.page_tokens)
         for b in np.flatnonzero(needed > self._held):
             self._take_pages(int(b), int(new_lengths[b]))
         positions, last = self._positions, self._rows
         if num_new > 1:
-            positions = (positions[:, None] + torch.arange(num_new, dtype=torch.int32)).flatten()
-            last = self._rows * num_new + new_lengths - 1
-        cache = CacheInputs(
-            arena=self._cache.arena,
-            segments=self._segments,
-            block_table=self._block_table,
-            tail_lengths=self._tail_lengths,
-            new_lengths=new_lengths,
-            work=self._work,
-            work_count=self._work_count,
-            page_tokens=self._cache.ledger.page_tokens,
-            page_base=self._cache.page_base,
-        )
-        return ExtendInputs(token_ids.flatten(), positions, last, cache, len(self.sequences))
+            ends = (new_lengths - 1).clamp_(min=0)  # padding stands where the last real token does
+            offsets = torch.minimum(torch.arange(num_new, dtype=torch.int32), ends[:, None])
+            positions = (positions[:, None] + offsets).flatten()
+            last = self._rows * num_new + ends
+        return Tables(self._segments, self._block_table, self._tail_lengths, new_lengths, positions, last)
 
     def advance(self, new_lengths: torch.Tensor) -> None:
         """The new tokens (int32 [B] of each sequence) are in the tails now."""
@@ -86,3 +89,4 @@ class Batch:
         self._cache.grow(tail, int(self._ends[b]) + new)
         self._table[b, : len(tail.pages)] = tail.pages
         self._held[b] = len(tail.pages)
+        self.pages_taken += 1

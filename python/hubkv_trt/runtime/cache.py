@@ -3,22 +3,23 @@
 
 The arena has two parts. Tail pages ([L, 2, Hkv, P, D] each) lie at its beginning and come from a free list; compact
 segments lie behind them, each in one piece from a best-fit allocator. Every slice begins at a multiple of 256 bytes and
-is padded to one. Memory is committed when it is first written and goes back to the system when it is freed.
+is padded to one. On the host, memory is committed when it is first written and goes back when it is freed; on a GPU the
+arena is one allocation.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
-from ..config import DType, EngineConfig, ModelConfig, require
+from ..config import DType, ModelConfig, require
 from .arena import Arena, FreeList, align
-from .memory import available_bytes
 
 PAGE_TOKENS = 16  # P
-_TAIL_TOKENS = 2048  # a sequence's share of the page pool where the user names no size
 
 
 class CacheFullError(RuntimeError):
@@ -105,14 +106,18 @@ class Cache:
         ledger: the sizes of things.
         segment_bytes: of the part that holds compact segments.
         num_pages: of the page pool.
+        arena: makes the arena of that many bytes.
 
     Attributes:
         page_base: byte offset of page 0 in the arena.
-        held_bytes: of all segments and pages in use. Equals the sum of the ledger over everything that is open.
+        held_bytes: of all segments and pages in use. Equals the sum of the ledger over everything that is open; what is
+            lent does not count.
         peak_bytes: the most that ``held_bytes`` ever was.
     """
 
-    def __init__(self, ledger: Ledger, segment_bytes: int, num_pages: int) -> None:
+    def __init__(
+        self, ledger: Ledger, segment_bytes: int, num_pages: int, arena: Callable[[int], Arena] = Arena
+    ) -> None:
         require(num_pages >= 1, "num_pages", num_pages, "an integer >= 1")
         require(segment_bytes >= 0, "segment_bytes", segment_bytes, "an integer >= 0")
         self.ledger = ledger
@@ -122,11 +127,12 @@ class Cache:
         self.peak_bytes = 0
         self._segment_base = align(num_pages * ledger.page_bytes)
         self._segment_bytes = segment_bytes // 256 * 256
-        self._arena = Arena(self._segment_base + self._segment_bytes)
+        self._arena = arena(self._segment_base + self._segment_bytes)
         self._free = FreeList(self._segment_base, self._segment_bytes)
         self._free_pages = list(range(num_pages))  # a heap: the lowest first, so that few pages are ever committed
         self._promised = 0  # pages reserved and not yet taken
         self._segments: set[Segment] = set()
+        self._lent: set[tuple[int, int]] = set()  # offset, bytes
         self._tails: set[Tail] = set()
 
     @property
@@ -141,18 +147,32 @@ class Cache:
 
     # -- admission
 
-    def fits(self, rows: int | None, tail_tokens: int) -> bool:
-        """Whether a new segment of K rows (None: none) and a tail of that many tokens can be had now."""
-        pages = self.ledger.pages(tail_tokens) <= len(self._free_pages) - self._promised
-        return pages and (rows is None or self.ledger.segment_bytes(rows) <= self._free.largest)
+    def fits(self, rows: int | None, tail_tokens: int, lent_bytes: int = 0) -> bool:
+        """Whether a new segment of K rows (None: none) and a tail of that many tokens can be had now.
 
-    def check_can_ever_fit(self, rows: int | None, tail_tokens: int) -> None:
+        Args:
+            lent_bytes: what ``lend`` shall then be asked for.
+        """
+        if self.ledger.pages(tail_tokens) > len(self._free_pages) - self._promised:
+            return False
+        if rows is None:
+            return align(lent_bytes) <= self._free.largest
+        num_bytes = self.ledger.segment_bytes(rows)
+        offset = self._free.take(num_bytes)
+        if offset is None:
+            return False
+        room = self._free.largest
+        self._free.put(offset, num_bytes)
+        return align(lent_bytes) <= room
+
+    def check_can_ever_fit(self, rows: int | None, tail_tokens: int, lent_bytes: int = 0) -> None:
         """Raises ``ValueError`` where even an empty cache has no room."""
         size = 0 if rows is None else self.ledger.segment_bytes(rows)
+        lent = f" and {align(lent_bytes)} while the prompt runs" if lent_bytes else ""
         require(
-            size <= self._segment_bytes,
+            size + align(lent_bytes) <= self._segment_bytes,
             "prompt",
-            f"{size} bytes of compact segment ({rows} rows)",
+            f"{size} bytes of compact segment ({rows} rows){lent}",
             f"at most {self._segment_bytes}, the cache's room for segments: raise cache_bytes or the ratio",
         )
         require(
@@ -217,6 +237,33 @@ class Cache:
             self._arena.give_back(segment.offset, segment.num_bytes)
             self.held_bytes -= segment.num_bytes
 
+    @contextmanager
+    def lend(self, num_bytes: int) -> Iterator[int]:
+        """Memory for the time of a ``with`` block, out of the room for segments: its byte offset in the arena.
+
+        Work enqueued in the block may still use it afterwards, if whatever comes next is enqueued behind it.
+
+        Raises:
+            CacheFullError: no free range is large enough.
+        """
+        num_bytes = align(num_bytes)
+        if num_bytes == 0:
+            yield self._segment_base
+            return
+        offset = self._free.take(num_bytes)
+        if offset is None:
+            raise CacheFullError(
+                f"cache full: a prefill borrows {num_bytes} bytes in one piece, the largest free range has "
+                f"{self._free.largest}"
+            )
+        self._lent.add((offset, num_bytes))
+        try:
+            yield offset
+        finally:
+            self._lent.remove((offset, num_bytes))
+            self._free.put(offset, num_bytes)
+            self._arena.give_back(offset, num_bytes)
+
     # -- tails
 
     def open_tail(self, max_tokens: int) -> Tail:
@@ -273,7 +320,7 @@ class Cache:
         pages = [page for tail in self._tails for page in tail.pages]
         used = [(s.offset, s.num_bytes) for s in self._segments]
         end = self._segment_base
-        for start, size in sorted(used + self._free.ranges()):
+        for start, size in sorted([*used, *self._lent, *self._free.ranges()]):
             _check(start == end, f"a gap or an overlap at byte {start} of the arena")
             end = start + size
         _check(end == self.num_bytes, f"the ranges end at byte {end} of {self.num_bytes}")
@@ -289,43 +336,3 @@ class Cache:
 def _check(condition: bool, what: str) -> None:
     if not condition:
         raise RuntimeError(f"cache audit: {what}")
-
-
-def create_cache(config: EngineConfig, cache_bytes: int | None = None, tail_tokens: int | None = None) -> Cache:
-    """A cache for an engine.
-
-    Args:
-        config: the engine.
-        cache_bytes: the whole arena. Default: room for ``max_batch_size`` prompts of ``max_input_len`` tokens without
-            any compression and their tails, but at most half of the memory that is available. What is not used is not
-            committed.
-        tail_tokens: tokens of all tails together. Default: 2048 for each of ``max_batch_size`` sequences, but at most a
-            quarter of the cache where it is too small for all of that.
-
-    Raises:
-        ValueError: the sizes leave no room for a single page, or for a segment of one token; or the system refuses.
-    """
-    for name, value in (("cache_bytes", cache_bytes), ("tail_tokens", tail_tokens)):
-        require(value is None or type(value) is int, name, value, "an integer or None")
-    model = config.model
-    ledger = Ledger(model, config.dtype)
-    share = min(_TAIL_TOKENS, model.max_position_embeddings)
-    tail = config.max_batch_size * share if tail_tokens is None else tail_tokens
-    require(tail >= 1, "tail_tokens", tail_tokens, "an integer >= 1")
-    prompts = config.max_batch_size * ledger.segment_bytes(model.num_rows_per_token * config.max_input_len)
-    if cache_bytes is None:
-        cache_bytes = min(prompts + ledger.tail_bytes(tail), available_bytes() // 2)
-    pages = ledger.pages(tail)
-    if tail_tokens is None:
-        pages = max(1, min(pages, max(cache_bytes // 4, cache_bytes - prompts) // ledger.page_bytes))
-    least = align(pages * ledger.page_bytes) + ledger.segment_bytes(model.num_rows_per_token)
-    require(
-        cache_bytes >= least,
-        "cache_bytes",
-        cache_bytes,
-        f"at least {least}, {pages} tail pages of {ledger.page_bytes} bytes and a segment of one token",
-    )
-    try:
-        return Cache(ledger, cache_bytes - align(pages * ledger.page_bytes), pages)
-    except (OSError, OverflowError) as error:
-        raise ValueError(f"cache_bytes: {cache_bytes} bytes cannot be had ({error})") from None

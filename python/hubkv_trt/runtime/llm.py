@@ -13,16 +13,17 @@ from typing import Any
 
 import torch
 
-from ..config import Backend, EngineConfig
+from ..config import EngineConfig
 from ..engine.directory import Engine, load_engine
 from .batch import Batch
-from .cache import Cache, CacheFullError, create_cache
+from .cache import Cache, CacheFullError
 from .context import CompressedContext
+from .executors.create import create_executor
 from .executors.executor import Executor
-from .memory import resident_bytes, trim_heap
+from .memory import trim_heap
 from .prompts import Prompt
 from .requests import Requests
-from .sampler import SamplingParams, sample
+from .sampler import SamplingParams
 from .scheduler import Phase, Scheduler
 from .sequence import RequestOutput, Sequence
 
@@ -62,7 +63,8 @@ class LLM:
 
     Args:
         engine: path of an engine directory, or an ``Engine``.
-        cache_bytes: size of the KV cache; ``runtime.cache.create_cache`` says what the default is.
+        cache_bytes: size of the KV cache; ``runtime.cache_size.create_cache`` says what the default is. On a GPU it
+            lies in the device's memory and also lends prompts what their prefill needs while it runs.
         tail_tokens: how many generated (and question) tokens of all sequences together fit; see there.
         verify: compare the engine's files with their checksums.
 
@@ -87,10 +89,11 @@ class LLM:
             engine = load_engine(engine, verify=verify)
         self.config: EngineConfig = engine.config
         self.tokenizer: Any = engine.load_tokenizer()
-        self.cache: Cache = create_cache(engine.config, cache_bytes, tail_tokens)
-        self._executor = _create_executor(engine, self.cache)
+        self.cache: Cache
+        self._executor: Executor
+        self.cache, self._executor = create_executor(engine, cache_bytes, tail_tokens)
         self._scheduler = Scheduler(self.cache, engine.config.max_batch_size)
-        self._requests = Requests(engine.config, self.tokenizer, self.cache)
+        self._requests = Requests(engine.config, self.tokenizer, self.cache, self._executor.prefill_bytes)
         self._batch: Batch | None = None  # the running sequences as they were in the last decode step
         self._next_tokens = torch.empty(0, 1, dtype=torch.int32)  # [B, 1], theirs
 
@@ -196,9 +199,9 @@ class LLM:
             tokens = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.int32)
             for row, sequence in zip(tokens, sequences, strict=True):
                 row[: len(sequence.token_ids)] = torch.from_numpy(sequence.token_ids)
-            return self._executor.extend(Batch(sequences, self.cache, self._executor.plan), tokens, lengths)
+            return self._executor.extend(Batch(sequences, self.cache), tokens, lengths)
         if self._batch is None or self._batch.sequences != sequences:
-            self._batch = Batch(sequences, self.cache, self._executor.plan)
+            self._batch = Batch(sequences, self.cache)
             self._next_tokens = torch.tensor([[s.output_ids[-1]] for s in sequences], dtype=torch.int32)
         return self._executor.extend(self._batch, self._next_tokens)
 
@@ -211,11 +214,10 @@ class LLM:
             alpha, window = config.hubkv.alpha(stats.ratio), config.hubkv.window(len(sequence.token_ids))
         done = self._executor.prefill(sequence.token_ids, budget, alpha, int(window), sequence.segment)
         stats.seconds.update(done.seconds)
-        stats.rows = done.rows
+        sequence.kept_rows = done.rows
         stats.effective_ratio = budget.effective_ratio
         stats.bytes_dense = self.cache.ledger.dense_bytes(len(sequence.token_ids))
         stats.bytes_kept = sequence.segment.num_bytes
-        stats.resident_bytes = resident_bytes()
         return done.logits
 
     def _postprocess(self, phase: Phase, sequences: list[Sequence], logits: torch.Tensor, start: float) -> None:
@@ -223,17 +225,20 @@ class LLM:
             sequence = sequences[0]
             stats = sequence.stats
             assert sequence.segment is not None
+            sequence.read_rows()
             stats.seconds["prefill"] = time.perf_counter() - start
             sequence.compressed = CompressedContext(self.cache, sequence.segment, len(sequence.token_ids), stats)
             self._scheduler.finish(sequence, "stop")
             return
-        tokens, valid = sample(logits, [s.params for s in sequences if s.params], [s.generator for s in sequences])
+        params = [s.params for s in sequences if s.params]
+        sampled = self._executor.sample(logits, params, [s.generator for s in sequences])
+        if phase is Phase.PREFILL:
+            sequences[0].read_rows()
         if phase is Phase.DECODE:
-            self._next_tokens = tokens.to(torch.int32).unsqueeze(1)
-        chosen = tokens.tolist()
+            self._next_tokens = sampled.next_tokens
         name = {Phase.PREFILL: "prefill", Phase.QUESTION: "extend", Phase.DECODE: "decode"}[phase]
         seconds = time.perf_counter() - start
-        for sequence, token, ok in zip(sequences, chosen, valid.tolist(), strict=True):
+        for sequence, token, ok in zip(sequences, sampled.tokens, sampled.valid, strict=True):
             sequence.stats.seconds[name] = sequence.stats.seconds.get(name, 0.0) + seconds
             sequence.stats.decode_steps += phase is Phase.DECODE
             if not ok:
@@ -292,14 +297,3 @@ def _results(sequences: list[Sequence]) -> list[RequestOutput]:
         raise error
     message = f"{len(failed)} of {len(outputs)} requests failed; prompts[{index}]: {error}"
     raise RequestError(message, outputs) from error
-
-
-def _create_executor(engine: Engine, cache: Cache) -> Executor:
-    if engine.config.backend is not Backend.EAGER:
-        raise ValueError(
-            f"backend: {engine.config.backend.value!r} cannot be run by this version: build the engine "
-            "with --backend eager"
-        )
-    from .executors.eager import EagerExecutor
-
-    return EagerExecutor(engine.config, {**engine.weights, **engine.gate}, cache)

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ..config import EngineConfig, HubKVConfig, budget, check_ratio, require
+from ..config import Budget, EngineConfig, HubKVConfig, budget, check_ratio, require
 from .cache import Cache
 from .context import CompressedContext
 from .detokenizer import Detokenizer
@@ -26,12 +27,16 @@ class Requests:
         config: the engine.
         tokenizer: of transformers.
         cache: where they will lie.
+        prefill_bytes: (T, budget) -> bytes, ``Executor.prefill_bytes``.
     """
 
-    def __init__(self, config: EngineConfig, tokenizer: Any, cache: Cache) -> None:
+    def __init__(
+        self, config: EngineConfig, tokenizer: Any, cache: Cache, prefill_bytes: Callable[[int, Budget], int]
+    ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._cache = cache
+        self._prefill_bytes = prefill_bytes
         self._encoder = Encoder(tokenizer, config.model.vocab_size)
 
     def generation(
@@ -81,9 +86,9 @@ class Requests:
             f"{num_tokens} tokens",
             f"at most {config.max_input_len}, the engine's max_input_len",
         )
-        return self._sequence(
-            token_ids, params, 0, stream, ratio=ratio, budget=budget(config.model, hubkv or KEEP_ALL, num_tokens, ratio)
-        )
+        kept = budget(config.model, hubkv or KEEP_ALL, num_tokens, ratio)
+        num_bytes = self._prefill_bytes(num_tokens, kept)
+        return self._sequence(token_ids, params, 0, stream, ratio=ratio, budget=kept, prefill_bytes=num_bytes)
 
     def _sequence(
         self, token_ids: np.ndarray, params: SamplingParams | None, context_tokens: int, stream: bool, **fields: Any
@@ -112,7 +117,7 @@ class Requests:
             stream=stream,
             **fields,
         )
-        self._cache.check_can_ever_fit(sequence.own_rows, sequence.tail_limit)
+        self._cache.check_can_ever_fit(sequence.own_rows, sequence.tail_limit, sequence.prefill_bytes)
         return sequence
 
     def _check_context(self, context: CompressedContext, ratio: Any, chat: bool) -> None:

@@ -69,10 +69,26 @@ class SamplingParams:
         return self.temperature == 0
 
 
+@dataclass(frozen=True)
+class Sampled:
+    """What a pass of the model gave its sequences."""
+
+    next_tokens: torch.Tensor  # int32 [B, 1], on the device of the logits: what extend takes next
+    tokens: list[int]  # B, the same
+    valid: list[bool]  # B, see ``sample``
+
+
+def draw(logits: torch.Tensor, params: Sequence[SamplingParams], generators: Sequence[random.Random]) -> Sampled:
+    """``sample``, and its results on the host by one transfer: the only time that the host waits for the device."""
+    tokens, valid = sample(logits, params, generators)
+    host = torch.stack((tokens, valid.to(tokens.dtype))).tolist()
+    return Sampled(tokens.to(torch.int32).unsqueeze(1), host[0], [bool(v) for v in host[1]])
+
+
 def sample(
     logits: torch.Tensor, params: Sequence[SamplingParams], generators: Sequence[random.Random]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token for each sequence.
+    """One token for each sequence. On CUDA everything is enqueued on the current stream and nothing waits.
 
     Args:
         logits: float32 [B, V].
@@ -86,44 +102,67 @@ def sample(
     valid = torch.isfinite(best)
     drawn = [b for b, p in enumerate(params) if not p.greedy]
     if drawn:
-        uniform = torch.tensor([generators[b].random() for b in drawn], dtype=torch.float64)
-        rows = logits if len(drawn) == len(params) else logits[drawn]
-        chosen = _draw(torch.nan_to_num(rows, nan=-math.inf, posinf=0.0), [params[b] for b in drawn], uniform)
-        tokens[drawn] = chosen
+        uniform = _on(logits.device, [generators[b].random() for b in drawn], torch.float64)
+        rows = torch.nan_to_num(_rows(logits, drawn), nan=-math.inf, posinf=0.0)
+        _set_rows(tokens, drawn, _draw(rows, [params[b] for b in drawn], uniform))
     return tokens, valid
 
 
 def _draw(logits: torch.Tensor, params: list[SamplingParams], uniform: torch.Tensor) -> torch.Tensor:
     """[R, V] float32, R params, [R] float64 in [0, 1) -> [R] token ids."""
-    size = logits.shape[-1]
+    device, size = logits.device, logits.shape[-1]
     # in float64 and away from the maximum first: a tiny temperature must not overflow
-    scale = torch.tensor([p.temperature for p in params], dtype=torch.float64).unsqueeze(1)
-    out = torch.empty(len(params), dtype=torch.int64)
+    scale = _on(device, [p.temperature for p in params], torch.float64).unsqueeze(1)
+    out = torch.empty(len(params), dtype=torch.int64, device=device)
     plain = [r for r, p in enumerate(params) if (p.top_k == 0 or p.top_k >= size) and p.top_p == 1]
     if plain:
-        weights = _weights(logits[plain], scale[plain])
-        out[plain] = _pick(weights, uniform[plain])
+        weights = _weights(_rows(logits, plain), _rows(scale, plain))
+        _set_rows(out, plain, _pick(weights, _rows(uniform, plain)))
     cut = [r for r in range(len(params)) if r not in set(plain)]
     count = min(size, max([_CANDIDATES, *(params[r].top_k + 1 for r in cut)]))
+    if device.type != "cpu":
+        count = size  # to see that candidates suffice the host would have to wait
     while cut:
-        ranked, ids = _ranked(logits[cut], count)
-        weights = _weights(ranked, scale[cut])
-        k = torch.tensor([min(params[r].top_k or size, size) for r in cut]).unsqueeze(1)
-        kept = torch.arange(count) < k
+        rows = _rows(logits, cut)
+        ranked, ids = _ranked(rows, count)
+        weights = _weights(ranked, _rows(scale, cut))
+        k = _on(device, [min(params[r].top_k or size, size) for r in cut], torch.int64).unsqueeze(1)
+        kept = torch.arange(count, device=device) < k
         weights = weights.where(kept, 0.0)
-        # a row without top-k has mass beyond the candidates
-        total = _weights(logits[cut], scale[cut]).sum(-1, keepdim=True).where(k > count, weights.sum(-1, keepdim=True))
-        p = torch.tensor([params[r].top_p for r in cut], dtype=torch.float64).unsqueeze(1)
+        total = weights.sum(-1, keepdim=True)
+        if count < size:  # a row without top-k has mass beyond the candidates
+            total = _weights(rows, _rows(scale, cut)).sum(-1, keepdim=True).where(k > count, total)
+        p = _on(device, [params[r].top_p for r in cut], torch.float64).unsqueeze(1)
         # a token stays while the mass before it is below top_p: the first always does
         kept &= (weights.cumsum(-1) - weights < p * total) | (p == 1)
-        picked = _pick(weights.where(kept, 0.0), uniform[cut])
-        out[cut] = ids.gather(1, picked.unsqueeze(1)).squeeze(1)
+        picked = _pick(weights.where(kept, 0.0), _rows(uniform, cut))
+        _set_rows(out, cut, ids.gather(1, picked.unsqueeze(1)).squeeze(1))
+        if count == size:
+            break
         # right only where the last one kept beats the last candidate, and so every token that was not looked at
         last = ranked.gather(1, kept.sum(-1, keepdim=True) - 1).squeeze(1)
-        wrong = (last <= ranked[:, -1]) & (count < size)
-        cut = [r for r, again in zip(cut, wrong.tolist(), strict=True) if again]
+        cut = [r for r, again in zip(cut, (last <= ranked[:, -1]).tolist(), strict=True) if again]
         count = size
     return out
+
+
+def _on(device: torch.device, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+    """The values on the device; the host does not wait for the copy."""
+    tensor = torch.tensor(values, dtype=dtype)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _rows(x: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """x[rows]; ``rows`` ascends."""
+    return x if len(rows) == x.shape[0] else x.index_select(0, _on(x.device, rows, torch.int64))
+
+
+def _set_rows(x: torch.Tensor, rows: list[int], values: torch.Tensor) -> None:
+    """x[rows] = values; ``rows`` ascends."""
+    if len(rows) == x.shape[0]:
+        x.copy_(values)
+    else:
+        x.index_copy_(0, _on(x.device, rows, torch.int64), values)
 
 
 def _ranked(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

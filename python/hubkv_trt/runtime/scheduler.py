@@ -20,8 +20,8 @@ class Phase(Enum):
 
 
 class Scheduler:
-    """First come, first served. A request starts when its segment and its longest possible tail have room, so that a
-    running sequence never runs out of cache; prompts go before decoding, one at a time.
+    """First come, first served. A request starts when its segment, its longest possible tail and what its prefill
+    borrows have room, so that a running sequence never runs out of cache; prompts go before decoding, one at a time.
 
     Attributes:
         waiting: not started yet.
@@ -87,7 +87,7 @@ class Scheduler:
             longest = max(len(s.token_ids) for s in (*started, sequence))
             if sequence.context is None or longest * (len(started) + 1) > QUESTION_TOKENS:
                 return False
-        return self._cache.fits(sequence.own_rows, sequence.tail_limit)
+        return self._cache.fits(sequence.own_rows, sequence.tail_limit, sequence.prefill_bytes)
 
     def _start(self, sequence: Sequence) -> None:
         if sequence.budget is not None:
@@ -99,7 +99,8 @@ class Scheduler:
     def _full(self, sequence: Sequence) -> CacheFullError:
         rows, ledger = sequence.own_rows, self._cache.ledger
         needed = (0 if rows is None else ledger.segment_bytes(rows)) + ledger.tail_bytes(sequence.tail_limit)
+        borrowed = f" and {sequence.prefill_bytes} while its prompt runs" if sequence.prefill_bytes else ""
         return CacheFullError(
-            f"cache full: the request needs {needed} bytes; {self._cache.held_bytes} of "
+            f"cache full: the request needs {needed} bytes{borrowed}; {self._cache.held_bytes} of "
             f"{self._cache.num_bytes} are held by open contexts: close some, or raise cache_bytes"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ import numpy as np
 from ..config import Budget
 from .cache import Segment, Tail
 from .detokenizer import Detokenizer
-from .memory import peak_bytes
+from .memory import peak_bytes, resident_bytes
 from .sampler import SamplingParams
 from .stats import RequestStats
 
@@ -62,6 +63,7 @@ class Sequence:
         ratio: the compression ratio asked for.
         budget: of a prompt; None for a question.
         context: what a question follows; it shares its segment.
+        prefill_bytes: of the cache's room for segments, which the prefill of a prompt borrows while it runs.
     """
 
     def __init__(
@@ -76,12 +78,14 @@ class Sequence:
         ratio: float,
         budget: Budget | None = None,
         context: CompressedContext | None = None,
+        prefill_bytes: int = 0,
     ) -> None:
         self.token_ids = token_ids
         self.params = params
         self.max_tokens = max_tokens
         self.budget = budget
         self.context = context
+        self.prefill_bytes = prefill_bytes
         self.detokenizer = detokenizer
         self.generator = random.Random(params.seed if params else None)
         self.status = Status.NEW
@@ -90,6 +94,7 @@ class Sequence:
         self.output_ids: list[int] = []
         self.compressed: CompressedContext | None = None  # what a document became
         self.segment: Segment | None = None
+        self.kept_rows: Callable[[], np.ndarray] | None = None  # of a prefill that may still be running
         self.tail: Tail | None = None
         self.stats = RequestStats(prompt_tokens=len(token_ids), ratio=ratio)
         self._end_ids = end_ids
@@ -133,6 +138,17 @@ class Sequence:
         return self.next_position - (self._context_tokens or len(self.token_ids))
 
     # -- what happens to it
+
+    def read_rows(self) -> None:
+        """Waits for the prefill and notes what it kept.
+
+        Raises:
+            ValueError: see ``Prefill.rows``.
+        """
+        assert self.kept_rows is not None
+        self.stats.rows = self.kept_rows()
+        self.kept_rows = None
+        self.stats.resident_bytes = resident_bytes()
 
     def append(self, token: int) -> str:
         """Takes a generated token; the reason if the sequence ends with it, else an empty text."""

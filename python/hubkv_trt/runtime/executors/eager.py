@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,11 +12,12 @@ import torch
 from ... import ops as stages
 from ...config import Budget, EngineConfig
 from ...graph.eager import EagerOps
-from ...graph.ops import PrefillInputs
+from ...graph.ops import CacheInputs, ExtendInputs, PrefillInputs
 from ...models.decoder import Decoder
 from ..batch import Batch
 from ..cache import Cache, Segment
 from ..memory import trim_heap
+from ..sampler import Sampled, SamplingParams, draw
 from .executor import Prefill
 
 MIN_ROWS_PER_ITEM = 256  # attend: less is not worth an item of its own
@@ -67,21 +69,38 @@ class EagerExecutor:
         segment.positions.copy_(outputs.positions)
         segment.head_offsets.copy_(outputs.head_offsets)
         rows = np.diff(outputs.head_offsets.numpy()).reshape(self._model.num_layers, self._model.num_kv_heads)
-        return Prefill(outputs.logits.unsqueeze(0), rows, dict(ops.seconds))
+        return Prefill(outputs.logits.unsqueeze(0), lambda: rows, dict(ops.seconds))
 
-    def plan(self, segments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As ``Executor.plan``."""
-        capacity = segments.shape[0] * self._model.num_kv_heads + ITEMS_PER_THREAD * stages.num_threads()
-        return stages.plan(
-            self._cache.arena, segments, self._model.num_layers, self._model.num_kv_heads, capacity, MIN_ROWS_PER_ITEM
-        )
+    def prefill_bytes(self, num_tokens: int, budget: Budget) -> int:
+        """As ``Executor.prefill_bytes``: none of the cache; activations come from the heap."""
+        return 0
+
+    def sample(
+        self, logits: torch.Tensor, params: Sequence[SamplingParams], generators: Sequence[random.Random]
+    ) -> Sampled:
+        """As ``Executor.sample``."""
+        return draw(logits, params, generators)
 
     @torch.inference_mode()
     def extend(self, batch: Batch, token_ids: torch.Tensor, new_lengths: torch.Tensor | None = None) -> torch.Tensor:
         """As ``Executor.extend``."""
-        inputs = batch.inputs(token_ids, new_lengths)
+        tables, ledger = batch.tables(token_ids.shape[1], new_lengths), self._cache.ledger
+        if batch.work is None:
+            batch.work = self._plan(tables.segments)
+        work, work_count = batch.work
+        cache = CacheInputs(
+            arena=self._cache.arena,
+            segments=tables.segments,
+            block_table=tables.block_table,
+            tail_lengths=tables.tail_lengths,
+            new_lengths=tables.new_lengths,
+            work=work,
+            work_count=work_count,
+            page_tokens=ledger.page_tokens,
+            page_base=self._cache.page_base,
+        )
+        inputs = ExtendInputs(token_ids.flatten(), tables.positions, tables.last_tokens, cache, len(batch))
         outputs = self._decoder.extend(self._ops, inputs)
-        cache = inputs.cache
         stages.append(
             outputs.k_new,
             outputs.v_new,
@@ -94,3 +113,11 @@ class EagerExecutor:
         )
         batch.advance(cache.new_lengths)
         return outputs.logits
+
+    def _plan(self, segments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The work list of attend for int64 [B, 4]: work int32 [L, capacity, 4], work_count int32 [L]."""
+        model = self._model
+        capacity = segments.shape[0] * model.num_kv_heads + ITEMS_PER_THREAD * stages.num_threads()
+        return stages.plan(
+            self._cache.arena, segments, model.num_layers, model.num_kv_heads, capacity, MIN_ROWS_PER_ITEM
+        )

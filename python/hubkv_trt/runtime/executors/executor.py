@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,19 +14,38 @@ import torch
 from ...config import Budget
 from ..batch import Batch
 from ..cache import Segment
+from ..sampler import Sampled, SamplingParams
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """What a prefill leaves beside the filled segment."""
+    """What a prefill leaves beside the filled segment.
 
-    logits: torch.Tensor  # float32 [1, V], of the last token
-    rows: np.ndarray  # int64 [L, Hkv], kept rows
-    seconds: dict[str, float]  # by stage
+    Attributes:
+        logits: float32 [1, V], of the last token, on the executor's device.
+        rows: waits until the prefill is done and gives int64 [L, Hkv], the kept rows; call it before the next prefill.
+            Raises ``ValueError`` where the device found scores that are not finite.
+        seconds: by stage, where the executor can tell.
+    """
+
+    logits: torch.Tensor
+    rows: Callable[[], np.ndarray]
+    seconds: dict[str, float]
 
 
 class Executor(Protocol):
-    """Runs prefill and extend over one cache. The runtime decides what runs; an executor keeps no request."""
+    """Runs prefill and extend over one cache. The runtime decides what runs; an executor keeps no request.
+
+    On a device nothing makes the host wait but ``sample`` and ``Prefill.rows``.
+    """
+
+    def prefill_bytes(self, num_tokens: int, budget: Budget) -> int:
+        """Bytes of the cache's room for segments that the prefill of T tokens borrows while it runs.
+
+        Raises:
+            ValueError: the engine was not built for such a prompt.
+        """
+        ...
 
     def prefill(self, token_ids: np.ndarray, budget: Budget, alpha: float, window: int, segment: Segment) -> Prefill:
         """One prompt, int32 [T]: fills the segment (K = budget.num_rows rows, positions, head offsets).
@@ -34,14 +55,21 @@ class Executor(Protocol):
         """
         ...
 
-    def plan(self, segments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The work list of attend for int64 [B, 4]: work int32 [L, capacity, 4], work_count int32 [L]."""
-        ...
-
     def extend(self, batch: Batch, token_ids: torch.Tensor, new_lengths: torch.Tensor | None = None) -> torch.Tensor:
         """New tokens int32 [B, Tq] (the first new_lengths int32 [B] of each row are real) into the tails.
 
+        Args:
+            batch: one that joined or lost a sequence is a new ``Batch``.
+            token_ids: on the host, or ``Sampled.next_tokens``.
+            new_lengths: on the host, each >= 1; None where Tq is 1.
+
         Returns:
-            float32 [B, V], the logits of each sequence's last real token.
+            float32 [B, V], the logits of each sequence's last real token, until the next call of extend.
         """
+        ...
+
+    def sample(
+        self, logits: torch.Tensor, params: Sequence[SamplingParams], generators: Sequence[random.Random]
+    ) -> Sampled:
+        """Tokens from logits float32 [B, V] of the last pass (``runtime.sampler.sample``)."""
         ...
