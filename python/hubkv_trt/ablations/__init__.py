@@ -28,7 +28,17 @@ from .scored import Scored
 from .smoothing import community_smoothing
 from .spectrum import bottleneck_svd, layerwise_residual_svd, low_rank_spectrum, residual_svd
 
-__all__ = ["ATTEMPTS", "HEAD_BUDGETS", "NAMES", "Scored", "allocate", "kept_rows", "refined_scores", "select_rows"]
+__all__ = [
+    "ATTEMPTS",
+    "HEAD_BUDGETS",
+    "NAMES",
+    "Scored",
+    "allocate",
+    "kept_rows",
+    "refine_stage",
+    "refined_scores",
+    "select_rows",
+]
 
 ATTEMPTS: dict[str, Callable[[Scored], Tensor]] = {
     "community_smoothing": community_smoothing,
@@ -75,7 +85,7 @@ def refined_scores(name: str, scores: Tensor, hubkv: HubKVConfig, ratio: float, 
     if name == "placebo":
         return placebo(scores, hubkv, ratio, seed)
     if name in PRESETS:
-        return _refine(scores, hubkv.replace(preset=name, **PRESETS[name]), ratio)
+        return refine_stage(scores, hubkv.replace(preset=name, **PRESETS[name]), ratio)
     values = stochastic_greedy(scored, seed=seed) if name == "stochastic_greedy" else ATTEMPTS[name](scored)
     return scored.restore(values, scores)
 
@@ -98,12 +108,13 @@ def kept_rows(
     """
     require(name in NAMES, "ablation", name, f"one of {', '.join(NAMES)}")
     if name in HEAD_BUDGETS:
-        refined = _refine(scores, hubkv, ratio)
+        refined = refine_stage(scores, hubkv, ratio)
         return select_rows(refined, allocate(name, refined, budget.num_groups, budget.rows_per_group))
     return ops.select(refined_scores(name, scores, hubkv, ratio, seed), budget.num_groups, budget.rows_per_group)
 
 
-def _refine(scores: Tensor, hubkv: HubKVConfig, ratio: float) -> Tensor:
+def refine_stage(scores: Tensor, hubkv: HubKVConfig, ratio: float) -> Tensor:
+    """HubKV with the parameters of ``hubkv``: ``ops.refine`` of float32 [L, Hkv, T] as a prefill calls it."""
     refined, _ = ops.refine(
         scores.contiguous(),
         torch.tensor([hubkv.alpha(ratio)], dtype=torch.float32),
