@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from hubkv_trt.ablations import Scored
+from hubkv_trt import HubKVConfig
+from hubkv_trt.ablations import Scored, refine_stage
 from hubkv_trt.ablations.facility_location import (
     coverage,
     greedy,
@@ -101,6 +102,24 @@ def test_a_neighbour_of_a_hub_is_worth_what_refine_says() -> None:
     gains = greedy_gains(Scored.of(scores), 5, 0.5)[0, 0]
     assert float(gains[10]) == pytest.approx(0.8 + 0.5 * 0.3)
     assert float(gains[12]) == pytest.approx(0.5 * 0.3)
+
+
+def test_one_pass_lies_between_scores_and_greedy() -> None:
+    """Scores in clusters: the refinement reaches more of what greedy covers than the scores, and never more than it."""
+    rng = np.random.default_rng(5)
+    places, heights = rng.integers(0, 400, (4, 60)), rng.random((4, 60))
+    near = np.exp(-np.abs(np.arange(400) - places[..., None]) / 2) * heights[..., None]
+    scores = torch.from_numpy((near.max(1) * (1 + 0.1 * rng.random((4, 400)))).astype(np.float32))[None]
+    hubkv = HubKVConfig.from_preset("fastkvzip_nms", sink_tokens=0, window_ratio=0.0)
+
+    def reached(values: torch.Tensor) -> float:
+        kept = torch.zeros(1600, dtype=torch.bool)
+        kept[values.flatten().topk(160).indices] = True
+        return local_coverage(scores, kept.view(1, 4, 400), 5, 0.5)
+
+    base, refined = reached(scores), reached(refine_stage(scores, hubkv, 0.9))
+    best = reached(greedy_gains(Scored.of(scores), 5, 0.5))
+    assert base + 0.02 * best < refined <= best
 
 
 def test_more_candidates_come_closer_to_greedy() -> None:

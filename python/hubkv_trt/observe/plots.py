@@ -44,7 +44,7 @@ def plot(found: Observations, path: Path) -> None:
         values = shape.autocorrelation
         lags.plot(range(1, len(values) + 1), values, label=name)
         heads.plot([100 * q for q in QUANTILES], shape.selectivity, "o-", label=name)
-    lags.set(xlabel="lag, tokens", ylabel="autocorrelation of scores, mean over heads")
+    lags.set(xlabel="lag, tokens", ylabel="autocorrelation, mean over heads")
     heads.set(xlabel="percentile of heads", ylabel="selectivity, std / mean")
     for axes in (segments, lags, heads):
         axes.grid(alpha=0.3)
