@@ -31,29 +31,32 @@ from hubkv_trt.runtime.llm import LLM
 from hubkv_trt.scorers.kvzip import chat_frame, encode
 from kept_rows import as_mask
 
-CONTEXT = topics["assert"] + topics["pass"] + "\nThe code of the workshop door is 7214.\n" + topics["del"]
+CONTEXT = topics["pass"] + "\nThe code of the workshop door is 7214.\n" + topics["del"]
 RATIO = 0.5
 OFF = HubKVConfig.from_preset("fastkvzip")
 PRESSES = [
-    SnapKVPress(RATIO, window_size=32),
+    SnapKVPress(RATIO),
     ExpectedAttentionPress(RATIO),
     KnormPress(RATIO),
     TOVAPress(RATIO),
-    RandomPress(RATIO, seed=3),
     StreamingLLMPress(RATIO),
 ]
 
 
 @pytest.fixture(scope="module")
 def pipeline(demo_reference: Any, demo_tokenizer: Any) -> Any:
-    """``pipeline(press)``: the answer to a question after the context, and its cache without question and answer."""
+    """``pipeline(press)``: the answer to a question after the context, and its cache without question and answer; run
+    once for each press."""
     made = KVPressTextGenerationPipeline(model=demo_reference, tokenizer=demo_tokenizer)
+    results: dict[str, tuple[str, DynamicCache]] = {}
 
     def run(press: Any) -> tuple[str, DynamicCache]:
-        cache = DynamicCache()
-        question = "What is the code of the workshop door?"
-        answer = made(CONTEXT, question=question, press=press, cache=cache, max_new_tokens=6)["answer"]
-        return answer, cache
+        if repr(press) not in results:
+            cache = DynamicCache()
+            question = "What is the code of the workshop door?"
+            answer = made(CONTEXT, question=question, press=press, cache=cache, max_new_tokens=4)["answer"]
+            results[repr(press)] = answer, cache
+        return results[repr(press)]
 
     return run
 
@@ -108,10 +111,10 @@ def test_refinement_on_is_ours(
     with llm.compress(ids, ratio=RATIO) as context:
         kept = as_mask(context.segment.positions, context.segment.head_offsets, config.model, len(ids))
     assert kept.shape == theirs.shape
-    assert abs(int(kept.sum()) - int(theirs.sum())) <= kept.shape[0] * kept.shape[1]  # kvpress rounds K down
-    away = (kept != theirs).sum()
-    assert away <= (kept.shape[0] * kept.shape[1]) + 4e-3 * theirs.sum()
-    assert (plain != theirs).sum() > 4 * away
+    missing = (theirs & ~kept).sum()  # ours may have a row more in each head: kvpress rounds K down
+    assert 0 <= kept.sum() - theirs.sum() <= kept.shape[0] * kept.shape[1]
+    assert missing <= 2e-3 * theirs.sum()
+    assert (theirs & ~plain).sum() > 4 * missing
 
 
 def test_ratio_is_that_of_the_press() -> None:

@@ -109,11 +109,16 @@ class Collector:
 
 
 @pytest.fixture(scope="module")
-def shown(engine: Engine, token_ids: list[int]) -> tuple[Decoder, list[LayerStates[torch.Tensor]]]:
+def ops(engine: Engine) -> EagerOps:
+    return EagerOps(engine.weights, DType.FLOAT32)
+
+
+@pytest.fixture(scope="module")
+def shown(engine: Engine, ops: EagerOps, token_ids: list[int]) -> tuple[Decoder, list[LayerStates[torch.Tensor]]]:
     """What the decoder shows a scorer in each layer."""
     decoder, collector = Decoder(engine.config.model, PLAIN), Collector()
     with torch.inference_mode():
-        decoder.prefill(EagerOps(engine.weights, DType.FLOAT32), inputs(decoder, token_ids), scorer=collector)
+        decoder.prefill(ops, inputs(decoder, token_ids), scorer=collector)
     return decoder, collector.states
 
 
@@ -171,14 +176,14 @@ def test_scores_equal_kvpress(
 
 @pytest.mark.parametrize("scorer", BY_LAYER, ids=lambda s: s.value)
 def test_kept_pairs_equal_kvpress(
-    scorer: Scorer, engine: Engine, token_ids: list[int], theirs: dict[Scorer, torch.Tensor]
+    scorer: Scorer, ops: EagerOps, engine: Engine, token_ids: list[int], theirs: dict[Scorer, torch.Tensor]
 ) -> None:
-    """The rows that an engine with this scorer holds are those of the press, ties and rounding aside."""
-    config = engine.config.replace(hubkv=PLAIN.replace(scorer=scorer))
-    llm = LLM(dataclasses.replace(engine, config=config, gate={}), cache_bytes=256 << 20)
-    with llm.compress(token_ids, ratio=RATIO) as context:
-        assert context.stats.seconds["scorer"] > 0
-        ours = as_mask(context.segment.positions, context.segment.head_offsets, config.model, NUM_TOKENS)
+    """The rows that a prefill with this scorer gives are those of the press, ties and rounding aside."""
+    decoder = Decoder(engine.config.model, PLAIN.replace(scorer=scorer))
+    with torch.inference_mode():
+        made = create_scorer(scorer, decoder, ops, no_tokenizer)
+        out = decoder.prefill(ops, inputs(decoder, token_ids), scorer=made)
+    ours = as_mask(out.positions, out.head_offsets, decoder.model, NUM_TOKENS)
     scores = theirs[scorer]
     count = int(NUM_TOKENS * (1 - RATIO))
     best = scores.topk(count)

@@ -179,7 +179,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scorer",
         choices=[scorer.value for scorer in Scorer],
         metavar="NAME",
-        help=f"what scores KV pairs (default: {Scorer.FASTKVZIP.value}, the gate, the only one with --backend tensorrt); "
+        help=f"what scores KV pairs (default: {Scorer.FASTKVZIP.value}, the gate, all that --backend tensorrt has); "
         f"one of {', '.join(scorer.value for scorer in Scorer)}: docs/scorers.md says what each costs",
     )
     group.add_argument(

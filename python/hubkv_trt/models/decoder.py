@@ -132,8 +132,8 @@ class Decoder:
         """Dense causal attention over one prompt, of whose KV pairs only the selected rows leave the graph.
 
         In ``model`` scope all layers compete, so dense K and V of the whole prompt live until the last layer; in
-        ``layer`` and ``head`` scope, and without compression, each layer's are released at its end (unless the scorer is
-        a ``PromptScorer``).
+        ``layer`` and ``head`` scope, and without compression, each layer's are released at its end, unless a
+        ``PromptScorer`` waits for all of them.
 
         Args:
             last_queries: M; also give the rotated queries of the last M tokens in every layer. 0: none.
