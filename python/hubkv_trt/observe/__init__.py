@@ -104,7 +104,7 @@ def observe_scores(
         ratios: r, each in (0, 1).
         segment_tokens: tokens of a segment; segments begin behind the protected first tokens.
         max_lag: of the autocorrelation.
-        oracle: also run exact greedy, a second for 3k tokens of a small model and minutes for 32k.
+        oracle: also run exact greedy: seconds for 3k tokens of a small model, a hundred times as long for 32k.
 
     Raises:
         ValueError: scores are not finite or of another model, a parameter is out of range, or all is protected.
