@@ -27,7 +27,9 @@ try:
     from kvpress.presses.base_press import BasePress
     from kvpress.utils import compute_n_kept
 except ImportError as error:
-    raise ImportError(f"hubkv_trt.integrations.kvpress needs kvpress 0.5 (pip install kvpress): {error}") from error
+    raise ImportError(
+        f"hubkv_trt.integrations.kvpress needs kvpress 0.5 (pip install 'hubkv-trt[eval]'): {error}"
+    ) from error
 
 ScoreMap = Callable[[Tensor], Tensor]
 

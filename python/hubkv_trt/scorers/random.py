@@ -9,7 +9,7 @@ from ..models.scoring import LayerStates
 
 
 class RandomScorer:
-    """Uniform in [0, 1), independent over heads and tokens; equal prompts lengths give equal scores.
+    """Uniform in [0, 1), independent over heads and tokens; prompts of equal length get equal scores.
 
     Args:
         seed: layer l draws from a generator seeded with seed + l.
