@@ -122,7 +122,7 @@ def tiny_engine(
     tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., Path], tiny_gate: Callable[..., Path]
 ) -> Callable[..., Path]:
     """``tiny_engine("llama", ...)``: an engine of the random model, float32; options as ``build_engine`` has them."""
-    from hubkv_trt.config import HubKVConfig
+    from hubkv_trt.config import HubKVConfig, Scorer
     from hubkv_trt.engine.build import build_engine
 
     made: dict[Any, Path] = {}
@@ -132,7 +132,7 @@ def tiny_engine(
         if key not in made:
             directory = tmp_path_factory.mktemp("engines") / architecture
             values = {"hubkv": HubKVConfig(), "dtype": "float32", "max_input_len": 512, "max_batch_size": 4, **options}
-            if values["hubkv"] is not None:
+            if values["hubkv"] is not None and values["hubkv"].scorer is Scorer.FASTKVZIP:
                 values.setdefault("gate", tiny_gate(architecture))
             build_engine(tiny_model(architecture), directory, **values)
             made[key] = directory

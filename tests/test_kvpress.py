@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -19,9 +18,11 @@ from hubkv_trt.config import DEFAULT_PRESET, HubKVConfig, Scope, budget
 from hubkv_trt.engine.directory import Engine, load_engine
 from hubkv_trt.graph.eager import EagerOps
 from hubkv_trt.graph.ops import PrefillInputs
+from hubkv_trt.integrations.kvpress import HubKVPress
 from hubkv_trt.models.decoder import Decoder
 from hubkv_trt.runtime.llm import LLM
 from hubkv_trt.scorers.fastkvzip import find_gate, load_gate
+from kept_rows import as_mask
 
 NUM_TOKENS = 400
 TIE = 1e-4
@@ -60,16 +61,20 @@ def gates(demo_model_path: Path, engine: Engine) -> list[FastKVzipGate]:
 
 
 def press_keeps(
-    model: Any, gates: list[FastKVzipGate], token_ids: list[int], ratio: float, scope: Scope
+    model: Any,
+    gates: list[FastKVzipGate],
+    token_ids: list[int],
+    ratio: float,
+    scope: Scope,
+    refinement: HubKVConfig | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What kvpress does not mask, bool [L, Hkv, T], and its scores float32 [L, Hkv, T]."""
+    """What kvpress does not mask, bool [L, Hkv, T], and its scores float32 [L, Hkv, T]; empty with a refinement."""
     press = FastKVzipPress(compression_ratio=ratio, layerwise=scope is Scope.LAYER)
     press.gates = gates
-    with torch.inference_mode(), press(model):
+    with torch.inference_mode(), press(model) if refinement is None else HubKVPress(press, refinement)(model):
         model(torch.tensor([token_ids]), use_cache=True, logits_to_keep=1)
-    assert isinstance(press.score_val, torch.Tensor)
-    scores = press.score_val.squeeze(1).numpy()
-    kept = np.ones(scores.shape, bool)
+    scores = np.empty(0) if press.score_val is None else torch.as_tensor(press.score_val).squeeze(1).numpy()
+    kept = np.ones((len(gates), gates[0].nhead, len(token_ids)), bool)
     for layer, module in enumerate(model.model.layers):
         _, heads, tokens = module.self_attn.masked_key_indices
         kept[layer, heads, tokens] = False
@@ -91,20 +96,12 @@ def keeps(engine: Engine, token_ids: list[int]) -> Keeps:
             llm = LLM(dataclasses.replace(engine, config=config), cache_bytes=256 << 20)
             with llm.compress(token_ids, ratio=ratio) as context:
                 segment = context.segment
-                made[hubkv, ratio] = as_mask(segment.positions, segment.head_offsets, engine, len(token_ids))
+                made[hubkv, ratio] = as_mask(
+                    segment.positions, segment.head_offsets, engine.config.model, len(token_ids)
+                )
         return made[hubkv, ratio]
 
     return make
-
-
-def as_mask(positions: torch.Tensor, head_offsets: torch.Tensor, engine: Engine, num_tokens: int) -> np.ndarray:
-    """bool [L, Hkv, T] of the rows of a segment."""
-    model, offsets = engine.config.model, head_offsets.tolist()
-    kept = np.zeros((model.num_rows_per_token, num_tokens), bool)
-    for head, (start, stop) in enumerate(itertools.pairwise(offsets)):
-        kept[head, positions[start:stop].numpy()] = True
-    assert kept.sum() == offsets[-1] == positions.numel()
-    return kept.reshape(model.num_layers, model.num_kv_heads, num_tokens)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +156,20 @@ def test_alpha_0_keeps_what_no_refinement_keeps(engine: Engine, token_ids: list[
                 rows_per_group=rows,
             ),
         )
-    ours = as_mask(out.positions, out.head_offsets, engine, len(token_ids))
+    ours = as_mask(out.positions, out.head_offsets, engine.config.model, len(token_ids))
     plain = keeps(HubKVConfig.from_preset("fastkvzip"), 0.75)
     assert np.array_equal(ours, plain)
+
+
+def test_refinement_inside_kvpress(
+    demo_reference: Any, gates: list[FastKVzipGate], token_ids: list[int], keeps: Keeps
+) -> None:
+    """``HubKVPress`` around FastKVzipPress: off it is the press, on it keeps what we keep."""
+    theirs, _ = press_keeps(demo_reference, gates, token_ids, 0.75, Scope.MODEL)
+    off, _ = press_keeps(demo_reference, gates, token_ids, 0.75, Scope.MODEL, HubKVConfig.from_preset("fastkvzip"))
+    assert np.array_equal(off, theirs)
+    on, _ = press_keeps(demo_reference, gates, token_ids, 0.75, Scope.MODEL, HubKVConfig())
+    ours = keeps(HubKVConfig(), 0.75)
+    assert on.sum() == ours.sum()
+    assert (on != ours).sum() <= 2e-3 * ours.sum()
+    assert (on != theirs).sum() > 0.01 * theirs.sum()

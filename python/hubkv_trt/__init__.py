@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         ModelConfig,
         RopeConfig,
         Scope,
+        Scorer,
     )
     from .engine.build import build_engine
     from .engine.directory import Engine, load_engine
@@ -56,6 +57,7 @@ _HOME = {
     "RopeConfig": "config",
     "EngineConfig": "config",
     "Scope": "config",
+    "Scorer": "config",
     "DType": "config",
     "Backend": "config",
     "PRESETS": "config",
@@ -72,6 +74,7 @@ __all__ = [
     "RopeConfig",
     "EngineConfig",
     "Scope",
+    "Scorer",
     "DType",
     "Backend",
     "PRESETS",

@@ -26,6 +26,24 @@ class Scope(str, Enum):
     HEAD = "head"
 
 
+class Scorer(str, Enum):
+    """What gives KV pairs their scores (docs/scorers.md). Engines of TensorRT have the first one in their graph."""
+
+    FASTKVZIP = "fastkvzip"
+    KVZIP = "kvzip"
+    SNAPKV = "snapkv"
+    EXPECTED_ATTENTION = "expected_attention"
+    KNORM = "knorm"
+    TOVA = "tova"
+    RANDOM = "random"
+    STREAMING_LLM = "streaming_llm"
+
+    @property
+    def observed(self) -> int:
+        """The last tokens of a prompt whose attention it looks at; they are kept, for it says nothing about them."""
+        return {Scorer.SNAPKV: 64, Scorer.TOVA: 1}.get(self, 0)
+
+
 class Backend(str, Enum):
     EAGER = "eager"
     TENSORRT = "tensorrt"
@@ -253,12 +271,14 @@ class HubKVConfig(Config):
     window_ratio: float = 0.02  # of the prompt, where it is shorter than long_context
     window_tokens: int = 4096  # for prompts of long_context tokens and more
     long_context: int = 32000
+    scorer: Scorer = Scorer.FASTKVZIP
 
     def __post_init__(self) -> None:
         for name in ("nms_kernel", "sink_tokens", "window_tokens", "long_context"):  # the stages read int32
             value = getattr(self, name)
             require(type(value) is int and value <= _INT32_MAX, name, value, "an integer below 2^31")
         require(self.scope in list(Scope), "scope", self.scope, f"one of {', '.join(Scope)}")
+        require(isinstance(self.scorer, Scorer), "scorer", self.scorer, "a Scorer")
         require(self.preset in PRESETS, "preset", self.preset, f"one of {', '.join(PRESETS)}")
         check_ratio(self.ratio)
         require(self.nms_kernel >= 1 and self.nms_kernel % 2 == 1, "nms_kernel", self.nms_kernel, "an odd number >= 1")
@@ -294,9 +314,10 @@ class HubKVConfig(Config):
         return 0.0 if ratio == 0 else float(ratio) ** self.gate_power
 
     def window(self, num_tokens: int) -> int:
-        """The last w positions of a prompt of T tokens that are always kept (FastKVzip's rule)."""
+        """The last w positions of a prompt of T tokens that are always kept (FastKVzip's rule, or what the scorer has
+        to look at)."""
         w = int(self.window_ratio * num_tokens) if num_tokens < self.long_context else self.window_tokens
-        return min(w, num_tokens)
+        return min(max(w, self.scorer.observed), num_tokens)
 
     def num_protected(self, num_tokens: int) -> int:
         """Positions of a prompt of T tokens that every head keeps: sinks and window, counted once."""
@@ -431,13 +452,24 @@ class EngineConfig(Config):
         if self.tensorrt is not None:
             check_plans(self, self.tensorrt)
 
+    @property
+    def has_gate(self) -> bool:
+        """Whether the engine directory holds the tensors of a gate."""
+        return self.hubkv is not None and self.hubkv.scorer is Scorer.FASTKVZIP
+
 
 def check_plans(config: EngineConfig, plans: TensorRTConfig) -> None:
     """Refuses limits of a TensorRT engine that contradict each other.
 
     Raises:
-        ValueError: float32, or a limit beyond the model's positions or the prompt's.
+        ValueError: float32, a scorer that is not in the graph, or a limit beyond the model's positions or the prompt's.
     """
+    require(
+        config.hubkv is None or config.has_gate,
+        "scorer",
+        None if config.hubkv is None else config.hubkv.scorer.value,
+        f"in the graph of a TensorRT engine: take {Scorer.FASTKVZIP.value}, or --backend eager",
+    )
     positions = config.model.max_position_embeddings
     require(
         config.dtype is not DType.FLOAT32,

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..config import DEFAULT_PRESET, PRESETS, HubKVConfig, Scope, TensorRTConfig, WeightsPlace
+from ..config import DEFAULT_PRESET, PRESETS, HubKVConfig, Scope, Scorer, TensorRTConfig, WeightsPlace
 from ..engine.build import DEFAULT_BATCH_SIZE, DEFAULT_OUTPUT, DEMO, build_engine, dry_run
 from ..engine.plan_options import PlanOptions
 from ..engine.summary import DEFAULT_CACHE_BUDGET, summarize
@@ -39,6 +39,8 @@ examples:
       a dense engine, to compare with
   hubkv build --hubkv --backend tensorrt --dry-run
       what the TensorRT plans of the demo take and give, without building them
+  hubkv build --hubkv --scorer snapkv --force
+      scores from the attention of the last tokens: needs no gate
   hubkv build --hubkv --preset fastkvzip_nms --force
       one of the simpler methods of the paper, in place of the engine that is there"""
 
@@ -174,6 +176,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="which KV pairs compete: of the whole model, of a layer, or of a head (default: model)",
     )
     group.add_argument(
+        "--scorer",
+        choices=[scorer.value for scorer in Scorer],
+        metavar="NAME",
+        help=f"what scores KV pairs (default: {Scorer.FASTKVZIP.value}, the gate, all that --backend tensorrt has); "
+        f"one of {', '.join(scorer.value for scorer in Scorer)}: docs/scorers.md says what each costs",
+    )
+    group.add_argument(
         "--gate",
         type=Path,
         metavar="FILE",
@@ -200,7 +209,7 @@ def hubkv_config(arguments: argparse.Namespace) -> HubKVConfig | None:
     """
     changes: dict[str, Any] = {
         name: getattr(arguments, name)
-        for name in ("ratio", "scope", *(parameter[1] for parameter in PARAMETERS))
+        for name in ("ratio", "scope", "scorer", *(parameter[1] for parameter in PARAMETERS))
         if getattr(arguments, name) is not None
     }
     if not arguments.hubkv:
@@ -210,6 +219,8 @@ def hubkv_config(arguments: argparse.Namespace) -> HubKVConfig | None:
         return None
     if "scope" in changes:
         changes["scope"] = Scope(changes["scope"])
+    if "scorer" in changes:
+        changes["scorer"] = Scorer(changes["scorer"])
     return HubKVConfig.from_preset(arguments.preset or DEFAULT_PRESET, **changes)
 
 

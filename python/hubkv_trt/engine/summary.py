@@ -87,7 +87,7 @@ def summarize(
         rows += [
             ("HubKV", f"r = {hub.ratio:g}, {hub.scope.value} scope, {hub.preset}{_changes(hub)}"),
             ("", refine),
-            *([("gate", gate)] if gate else []),
+            ("scorer", hub.scorer.value + (f": {gate}" if gate else "")),
             ("always kept", f"{figures['protected_tokens']:,} of {tokens:,} tokens (sinks and window)"),
             (
                 "KV bytes per token",
@@ -106,7 +106,7 @@ def summarize(
 
 def _changes(hubkv: HubKVConfig) -> str:
     """Names the parameters that differ from the preset's."""
-    preset = HubKVConfig.from_preset(hubkv.preset, ratio=hubkv.ratio, scope=hubkv.scope)
+    preset = HubKVConfig.from_preset(hubkv.preset, ratio=hubkv.ratio, scope=hubkv.scope, scorer=hubkv.scorer)
     names = [name for name in preset.to_dict() if getattr(hubkv, name) != getattr(preset, name)]
     return f" with {', '.join(names)} changed" if names else ""
 

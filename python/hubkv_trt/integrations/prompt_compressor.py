@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..config import DType, HubKVConfig, ModelConfig, Scope, budget, require
+from ..config import DType, HubKVConfig, ModelConfig, Scope, Scorer, budget, require
 from ..graph.eager import EagerOps
 from ..models.gate import gate_scores
 from ..scorers.fastkvzip import Gate, check_gate, engine_weights
@@ -39,7 +39,7 @@ class PromptCompressor:
         heads: the KV heads of this process (tensor parallelism); None: all.
 
     Raises:
-        ValueError: the scope is another one, or the gate is that of another model.
+        ValueError: the scope or the scorer is another one, or the gate is that of another model.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class PromptCompressor:
         layers: Sequence[int] | None = None,
         heads: range | None = None,
     ) -> None:
+        require(hubkv.scorer is Scorer.FASTKVZIP, "scorer", hubkv.scorer.value, "fastkvzip: scores come from the gate")
         require(hubkv.scope is Scope.HEAD, "scope", hubkv.scope.value, "head: the cache has one length per sequence")
         self.model, self.hubkv = model, hubkv
         self.layers = tuple(range(model.num_layers) if layers is None else layers)

@@ -15,6 +15,7 @@ from ..config import HubKVConfig, ModelConfig, Scope
 from ..graph.ops import ExtendInputs, ExtendOutputs, Ops, PrefillInputs, PrefillOutputs
 from .gate import gate_scores
 from .rope import rope_frequencies
+from .scoring import LayerScorer, LayerStates, PromptScorer
 
 X = TypeVar("X")
 
@@ -38,7 +39,7 @@ class Decoder:
         self.model = model
         self.hubkv = hubkv
         self.scale = model.head_dim**-0.5
-        self._inv_freq, self._attention_factor = rope_frequencies(
+        self.inv_freq, self.attention_factor = rope_frequencies(
             model.rope, model.head_dim, model.max_position_embeddings
         )
 
@@ -64,7 +65,7 @@ class Decoder:
             [N, E], or [1, E] with ``last_only``.
         """
         m = self.model
-        tables = ops.rope_tables(positions, self._inv_freq, self._attention_factor)
+        tables = ops.rope_tables(positions, self.inv_freq, self.attention_factor)
         hidden = ops.embedding(ops.weight("embedding.weight"), input_ids)
         for layer in range(m.num_layers):
             name = f"layers.{layer}."
@@ -121,34 +122,52 @@ class Decoder:
 
         return self.logits(ops, self.forward(ops, input_ids, positions, attention))
 
-    def prefill(self, ops: Ops[X], inputs: PrefillInputs[X], last_queries: int = 0) -> PrefillOutputs[X]:
+    def prefill(
+        self,
+        ops: Ops[X],
+        inputs: PrefillInputs[X],
+        last_queries: int = 0,
+        scorer: LayerScorer[X] | PromptScorer[X] | None = None,
+    ) -> PrefillOutputs[X]:
         """Dense causal attention over one prompt, of whose KV pairs only the selected rows leave the graph.
 
         In ``model`` scope all layers compete, so dense K and V of the whole prompt live until the last layer; in
-        ``layer`` and ``head`` scope, and without compression, each layer's are released at its end.
+        ``layer`` and ``head`` scope, and without compression, each layer's are released at its end, unless a
+        ``PromptScorer`` waits for all of them.
 
         Args:
             last_queries: M; also give the rotated queries of the last M tokens in every layer. 0: none.
+            scorer: (eager) in place of the gate.
 
         Raises:
-            ValueError: (eager) scores that are not finite.
+            ValueError: (eager) scores that are not finite, or a prompt that the scorer refuses.
         """
         by_model = self.hubkv is not None and self.hubkv.scope is Scope.MODEL
+        by_prompt = scorer if self.hubkv is not None and isinstance(scorer, PromptScorer) else None
+        by_layer = scorer if self.hubkv is not None and isinstance(scorer, LayerScorer) else None
+        seen: list[X] = []
         pending: list[tuple[X, X, X | None]] = []  # k, v, scores of layers not compacted yet
         kept: list[tuple[X, X, X, X]] = []
         queries: list[X] = []
 
         def see(q: X) -> None:
-            queries.append(ops.last(q, last_queries))
+            if last_queries:
+                queries.append(ops.last(q, last_queries))
+            if by_layer is not None:
+                seen.append(q)  # the attention of the last layer gets only one of them
 
         def attention(layer: int, q: X, k: X, v: X, hidden: X) -> X:
             scores = None
-            if self.hubkv is not None:
+            if by_layer is not None:
+                with ops.stage("scorer"):
+                    states = LayerStates(layer, hidden, seen.pop(), k, v)
+                    scores = ops.transpose(by_layer.score(states), 1, 0)
+            elif self.hubkv is not None and by_prompt is None:
                 with ops.stage("scorer"):
                     (scores,) = ops.by_tokens(partial(self._scores, ops, layer), hidden)
             out = ops.causal_attention(q, k, v, self.scale)
             pending.append((k, v, scores))
-            if not by_model or layer == self.model.num_layers - 1:
+            if by_prompt is None and (not by_model or layer == self.model.num_layers - 1):
                 kept.append(self._keep(ops, inputs, pending))
                 pending.clear()
             return out
@@ -159,8 +178,14 @@ class Decoder:
             inputs.positions,
             attention,
             last_only=True,
-            see_queries=see if last_queries else None,
+            see_queries=see if last_queries or by_layer is not None else None,
         )
+        if by_prompt is not None:
+            with ops.stage("scorer"):
+                keys, values, _ = zip(*pending, strict=True)
+                scored = by_prompt.score_prompt(inputs.input_ids, keys, values)
+            pending = [(k, v, ops.transpose(s, 1, 0)) for k, v, s in zip(keys, values, scored, strict=True)]
+            kept = [self._keep(ops, inputs, part) for part in ([pending] if by_model else [[each] for each in pending])]
         k_rows, v_rows, positions, offsets = zip(*kept, strict=True)
         return PrefillOutputs(
             logits=ops.first(self.logits(ops, hidden)),

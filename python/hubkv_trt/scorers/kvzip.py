@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KVzip (arXiv 2505.23416): scores by letting the model repeat its context. Exact and slow; it teaches the gate."""
+"""KVzip (arXiv 2505.23416): scores by letting the model repeat its context. Exact and slow; it teaches the gate, and
+serves where a prompt's cost matters less than what is kept of it."""
 
 from __future__ import annotations
 
@@ -92,14 +93,7 @@ def teacher_scores(
         ValueError: nothing is left after the prefix, or context and repeat pass exceed the model's positions.
     """
     num_tokens = len(input_ids)
-    if not 0 <= prefix_length < num_tokens:
-        raise ValueError(f"prefix_length: {prefix_length} is not in 0..{num_tokens - 1}, below the context's length")
-    chunks = _chunks(input_ids, prefix_length, prompts, chunk_tokens)
-    longest, limit = num_tokens + max(len(ids) for _, _, ids in chunks), decoder.model.max_position_embeddings
-    if longest > limit:
-        raise ValueError(
-            f"input_ids: context and repeat pass are {longest} positions and the model has {limit}: shorten the context"
-        )
+    chunks = _checked_chunks(decoder, input_ids, prompts, prefix_length, chunk_tokens)
     keys: list[torch.Tensor] = []
     values: list[torch.Tensor] = []
     hidden_states: list[torch.Tensor] = []
@@ -111,8 +105,56 @@ def teacher_scores(
         return ops.causal_attention(q, k, v, decoder.scale)
 
     decoder.forward(ops, _ids(input_ids), torch.arange(num_tokens, dtype=torch.int32), read)
-    scores = torch.zeros(decoder.model.num_layers, decoder.model.num_kv_heads, num_tokens)
+    return TeacherScores(_repeat(decoder, ops, chunks, keys, values), torch.stack(hidden_states))
 
+
+class KVzipScorer:
+    """KVzip's scores of prompts that are served: those of ``teacher_scores``, over the K and V that prefill made.
+
+    The prompt's chat opening, where it begins with the tokenizer's, is not repeated: those tokens score 0. Values are
+    attention weights, in [0, 1] as they are. Prefill takes two to three times as long: every token goes through the
+    model a second time, attending to the whole prompt and its own chunk, and the weights are computed twice.
+
+    Args:
+        decoder: the model.
+        ops: eager ops over its weights.
+        tokenizer: of the model.
+        chunk_tokens: tokens that one repeat pass covers.
+    """
+
+    def __init__(
+        self, decoder: Decoder, ops: Ops[torch.Tensor], tokenizer: Any, chunk_tokens: int = CHUNK_TOKENS
+    ) -> None:
+        self._decoder, self._ops, self._chunk_tokens = decoder, ops, chunk_tokens
+        self._prompts = repeat_prompts(tokenizer)
+        self._opening = encode(tokenizer, chat_frame(tokenizer)[0])
+
+    def score_prompt(
+        self, input_ids: torch.Tensor, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        """As ``PromptScorer.score_prompt``.
+
+        Raises:
+            ValueError: prompt and repeat pass exceed the model's positions.
+        """
+        ids = input_ids.tolist()
+        prefix = len(self._opening)
+        if prefix >= len(ids) or ids[:prefix] != self._opening:
+            prefix = 0
+        chunks = _checked_chunks(self._decoder, ids, self._prompts, prefix, self._chunk_tokens)
+        return _repeat(self._decoder, self._ops, chunks, keys, values).unbind()
+
+
+def _repeat(
+    decoder: Decoder,
+    ops: Ops[torch.Tensor],
+    chunks: Sequence[tuple[int, int, list[int]]],
+    keys: Sequence[torch.Tensor],
+    values: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """float32 [L, Hkv, T] of the repeat passes over a context with these keys and values [T, Hkv, D] of each layer."""
+    num_tokens = keys[0].shape[0]
+    scores = torch.zeros(decoder.model.num_layers, decoder.model.num_kv_heads, num_tokens)
     for start, stop, ids in chunks:
 
         def repeat(layer: int, q: Any, k: Any, v: Any, hidden: Any, start: int = start, stop: int = stop) -> Any:
@@ -123,7 +165,7 @@ def teacher_scores(
 
         positions = torch.arange(num_tokens, num_tokens + len(ids), dtype=torch.int32)
         decoder.forward(ops, _ids(ids), positions, repeat)
-    return TeacherScores(scores, torch.stack(hidden_states))
+    return scores
 
 
 def largest_attention(
@@ -160,6 +202,22 @@ def largest_attention(
 
 def _ids(ids: Sequence[int]) -> torch.Tensor:
     return torch.tensor(list(ids), dtype=torch.int32)
+
+
+def _checked_chunks(
+    decoder: Decoder, input_ids: Sequence[int], prompts: RepeatPrompts, prefix_length: int, chunk_tokens: int
+) -> list[tuple[int, int, list[int]]]:
+    """The repeat passes of a context that the model has the positions for."""
+    num_tokens = len(input_ids)
+    if not 0 <= prefix_length < num_tokens:
+        raise ValueError(f"prefix_length: {prefix_length} is not in 0..{num_tokens - 1}, below the context's length")
+    chunks = _chunks(input_ids, prefix_length, prompts, chunk_tokens)
+    longest, limit = num_tokens + max(len(ids) for _, _, ids in chunks), decoder.model.max_position_embeddings
+    if longest > limit:
+        raise ValueError(
+            f"input_ids: context and repeat pass are {longest} positions and the model has {limit}: shorten the context"
+        )
+    return chunks
 
 
 def _chunks(

@@ -23,4 +23,4 @@ def create_executor(engine: Engine, cache_bytes: int | None, tail_tokens: int | 
     from .eager import EagerExecutor
 
     cache = create_cache(engine.config, cache_bytes, tail_tokens)
-    return cache, EagerExecutor(engine.config, {**engine.weights, **engine.gate}, cache)
+    return cache, EagerExecutor(engine.config, {**engine.weights, **engine.gate}, cache, engine.load_tokenizer)

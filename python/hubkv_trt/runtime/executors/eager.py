@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from ...config import Budget, EngineConfig
 from ...graph.eager import EagerOps
 from ...graph.ops import CacheInputs, ExtendInputs, PrefillInputs
 from ...models.decoder import Decoder
+from ...scorers.create import create_scorer
 from ..batch import Batch
 from ..cache import Cache, Segment
 from ..memory import trim_heap
@@ -32,14 +34,24 @@ class EagerExecutor:
         config: of the engine.
         weights: the model's and the gate's tensors, in the engine's dtype.
         cache: where segments and tails lie.
+        load_tokenizer: the engine's; called where the scorer needs it.
     """
 
-    def __init__(self, config: EngineConfig, weights: Mapping[str, torch.Tensor], cache: Cache) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        weights: Mapping[str, torch.Tensor],
+        cache: Cache,
+        load_tokenizer: Callable[[], Any],
+    ) -> None:
         self._model = config.model
         self._cache = cache
         self._decoder = Decoder(config.model, config.hubkv)
         self._dense = Decoder(config.model)
         self._ops = EagerOps(weights, config.dtype)
+        self._scorer = None
+        if config.hubkv is not None:
+            self._scorer = create_scorer(config.hubkv.scorer, self._decoder, self._ops, load_tokenizer)
 
     @torch.inference_mode()
     def prefill(self, token_ids: np.ndarray, budget: Budget, alpha: float, window: int, segment: Segment) -> Prefill:
@@ -59,6 +71,7 @@ class EagerExecutor:
                     window=torch.tensor([window], dtype=torch.int32),
                     rows_per_group=budget.rows_per_group,
                 ),
+                scorer=self._scorer,
             )
         finally:
             ops.rows_into = None

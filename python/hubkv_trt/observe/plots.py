@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The observations as one figure (needs matplotlib, of the extra ``eval``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import Observations
+from .measures import QUANTILES
+
+STYLES = {"base": "o-", "refined": "s-", "placebo": "x--", "random": ".--", "greedy": "^:"}
+
+
+def check_plots() -> None:
+    """Raises ImportError with what to do where matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ImportError("--plot: needs matplotlib: pip install 'hubkv-trt[eval]'") from None
+
+
+def plot(found: Observations, path: Path) -> None:
+    """Three panels: segments covered, autocorrelation, selectivity of heads.
+
+    Args:
+        found: of a text.
+        path: of the file; its suffix, .svg, .png or .pdf, names the format.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: matplotlib cannot write that format.
+    """
+    check_plots()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    segments, lags, heads = figure.subplots(1, 3)
+    for method in dict.fromkeys(k.method for k in found.kept):
+        points = [(k.pairs, k.segments) for k in found.kept if k.method == method]
+        segments.plot(*zip(*points, strict=True), STYLES[method], label=method)
+    segments.set(xlabel="KV pairs kept beyond the protected", ylabel="segments covered", xscale="log")
+    for shape in found.shapes:
+        name = f"refined, r = {shape.ratio:g}" if shape.ratio else "base"
+        values = shape.autocorrelation
+        lags.plot(range(1, len(values) + 1), values, label=name)
+        heads.plot([100 * q for q in QUANTILES], shape.selectivity, "o-", label=name)
+    lags.set(xlabel="lag, tokens", ylabel="autocorrelation, mean over heads")
+    heads.set(xlabel="percentile of heads", ylabel="selectivity, std / mean")
+    for axes in (segments, lags, heads):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    figure.savefig(path)
