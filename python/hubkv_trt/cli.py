@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from . import __version__
 from .commands.common import Formatter, run
 
-COMMANDS = ("build", "generate", "bench", "info")
+COMMANDS = ("build", "generate", "bench", "info", "client")
 
 DESCRIPTION = """\
 hubkv: serve long prompts from a KV cache that keeps only the rows that matter.
@@ -20,6 +20,7 @@ hubkv: serve long prompts from a KV cache that keeps only the rows that matter.
   hubkv generate  generate text; ask questions about a document
   hubkv bench     time prefill and decoding at several compression ratios
   hubkv info      describe an engine directory
+  hubkv client    generate text on a Triton server
 
 `hubkv COMMAND --help` has options and examples."""
 
