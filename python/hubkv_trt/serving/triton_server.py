@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts the Triton Inference Server of the wheel ``nvidia-pytriton``, which runs on the CPU, too.
 
-It lives in a virtual environment of its own (``.venv-triton``): its Python backend needs numpy < 2. There the wheel, this
-package and its dependencies are installed; the environment this module runs in needs none of the wheel.
+It lives in a virtual environment of its own (``.venv-triton``): its Python backend needs numpy < 2. The wheel, this package
+and its dependencies are found there; the environment that this module runs in needs none of the wheel.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from .. import _library
 
 _ASK = """
 import sys, sysconfig, importlib.util
@@ -143,6 +145,7 @@ def _prepare(environment: Path, backends: Path) -> tuple[Path, dict[str, str]]:
         **os.environ,
         "LD_LIBRARY_PATH": ":".join(folder for folder in folders if folder),
         "PATH": f"{environment / 'bin'}:{os.environ.get('PATH', '')}",  # the stub's Python finds the environment there
+        _library.VARIABLE: str(_library.find()),
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
     }
