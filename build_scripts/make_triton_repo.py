@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a model repository for Triton Inference Server from an engine directory.
 
-    python build_scripts/make_triton_repo.py --engine demo/engine --output demo/triton
+python build_scripts/make_triton_repo.py --engine demo/engine --output demo/triton
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def command(arguments: argparse.Namespace) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser("make_triton_repo.py", description=__doc__, formatter_class=Formatter)
     parser.add_argument("--engine", type=Path, default=DEFAULT_OUTPUT, metavar="DIR", help="engine directory")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the repository; may hold other models")
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="DIR", help="the repository; may hold other models"
+    )
     parser.add_argument("--name", default="hubkv", help="of the model")
     parser.add_argument("--unary", action="store_true", help="one response to a request: plain infer calls, no streams")
     parser.add_argument("--copy", action="store_true", help="copy the engine into the repository")

@@ -55,7 +55,9 @@ def command(arguments: argparse.Namespace) -> int:
     from ..serving.client import HubKVClient
 
     with HubKVClient(arguments.url, arguments.model, arguments.timeout) as client:
-        pieces = iter([client.generate(**inputs)]) if arguments.no_stream or arguments.release else client.stream(**inputs)
+        pieces = (
+            iter([client.generate(**inputs)]) if arguments.no_stream or arguments.release else client.stream(**inputs)
+        )
         figures: dict[str, Any] = {}
         for piece in pieces:
             print(piece.text, end="", flush=True)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client of the Triton models of this package, over gRPC (``pip install 'hubkv-trt[triton]'``).
 
-    with HubKVClient("localhost:8001") as client:
-        for piece in client.stream("Why is the sky blue?", max_tokens=64, hubkv_ratio=0.75):
-            print(piece.text, end="")
+with HubKVClient("localhost:8001") as client:
+    for piece in client.stream("Why is the sky blue?", max_tokens=64, hubkv_ratio=0.75):
+        print(piece.text, end="")
 """
 
 from __future__ import annotations

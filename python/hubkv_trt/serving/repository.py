@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model repositories for Triton: written from the template in ``triton_repo``, read back by its model.py.
 
-    OUTPUT/NAME/config.pbtxt    names, types, limits
-    OUTPUT/NAME/1/model.py      as in triton_repo/hubkv/1
-    OUTPUT/NAME/1/engine/       the engine directory, where it is copied into the repository
+OUTPUT/NAME/config.pbtxt    names, types, limits
+OUTPUT/NAME/1/model.py      as in triton_repo/hubkv/1
+OUTPUT/NAME/1/engine/       the engine directory, where it is copied into the repository
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between Triton and the service: one thread that sends responses, asks which clients have gone, and publishes counters.
+"""Between Triton and the service: a thread that sends responses, asks which clients have gone, publishes counters.
 
 The service's thread, which runs the engine, only puts increments into a queue.
 """

@@ -59,8 +59,8 @@ def read_query(
     """What a request asks for.
 
     Args:
-        inputs: tensors [1, ...] by name, as Triton's Python backend gives them: texts are bytes in object arrays. Triton
-            has compared names, types and shapes with config.pbtxt.
+        inputs: tensors [1, ...] by name, as Triton's Python backend gives them: texts are bytes in object arrays.
+            Triton has compared names, types and shapes with config.pbtxt.
         parameters: of the request. Triton puts every key of a ``generate`` call that is no input there.
         config: the engine.
         decoupled: the model can give several responses.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts the Triton Inference Server of the wheel ``nvidia-pytriton``, which runs on the CPU, too.
 
-It lives in a virtual environment of its own (``.venv-triton``): its Python backend needs numpy < 2. The wheel, this package
-and its dependencies are found there; the environment that this module runs in needs none of the wheel.
+It lives in a virtual environment of its own (``.venv-triton``): its Python backend needs numpy < 2. The wheel, this
+package and its dependencies are found there; the environment that this module runs in needs none of the wheel.
 """
 
 from __future__ import annotations
@@ -140,7 +140,11 @@ def _prepare(environment: Path, backends: Path) -> tuple[Path, dict[str, str]]:
         raise ValueError(f"environment: {environment}: Triton's Python backend runs Python {have}, not {version}")
     shutil.copytree(triton / "backends" / "python", backends / "python")
     shutil.copy(stub, backends / "python")
-    folders = [library_folder, str(Path(package).parent / "nvidia_pytriton.libs"), os.environ.get("LD_LIBRARY_PATH", "")]
+    folders = [
+        library_folder,
+        str(Path(package).parent / "nvidia_pytriton.libs"),
+        os.environ.get("LD_LIBRARY_PATH", ""),
+    ]
     variables = {
         **os.environ,
         "LD_LIBRARY_PATH": ":".join(folder for folder in folders if folder),
