@@ -145,6 +145,16 @@ class Cache:
         """The size of the cache."""
         return self._arena.tensor.numel()
 
+    @property
+    def reserved_bytes(self) -> int:
+        """``held_bytes`` and the tail pages that are promised and not yet taken."""
+        return self.held_bytes + self._promised * self.ledger.page_bytes
+
+    @property
+    def free_segment_bytes(self) -> int:
+        """What is free in the room for segments, in however many pieces."""
+        return self._free.free_bytes
+
     # -- admission
 
     def fits(self, rows: int | None, tail_tokens: int, lent_bytes: int = 0) -> bool:

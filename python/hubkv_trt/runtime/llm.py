@@ -154,11 +154,11 @@ class LLM:
 
     # -- the loop: schedule, run, postprocess
 
-    def step(self) -> None:
-        """One pass of the model for the sequences that the scheduler names."""
+    def step(self) -> tuple[Phase, list[Sequence]]:
+        """One pass of the model for the sequences that the scheduler names, which it gives back."""
         phase, sequences = self._scheduler.schedule()
         if phase is Phase.IDLE:
-            return
+            return phase, sequences
         start = time.perf_counter()
         try:
             logits = self._run(phase, sequences)
@@ -172,6 +172,7 @@ class LLM:
         except BaseException:  # an interrupt: lengths of the batch may be ahead of its tokens
             self._batch = None
             raise
+        return phase, sequences
 
     def _run(self, phase: Phase, sequences: list[Sequence]) -> torch.Tensor:
         """Logits float32 [B, V] of the token that follows each sequence."""

@@ -54,6 +54,12 @@ class ServiceRequest:
         require(not has_id or bool(self.context_id), "context_id", self.context_id, "a text that is not empty")
         require(self.document is None or has_id, "document", self.document, "None without a context_id")
         require(self.prompt is not None or self.document is not None, "prompt", self.prompt, "a text or token ids")
+        require(isinstance(self.params, SamplingParams), "params", self.params, "a SamplingParams")
+        if has_id and self.document is None:
+            require(
+                self.ratio is None, "ratio", self.ratio, "None for a question: the ratio was given with the document"
+            )
+            require(not self.chat, "chat", self.chat, "False for a question: chat is given with the document")
         require(type(self.priority) is int, "priority", self.priority, "an integer")
         seconds = self.deadline_seconds
         number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and math.isfinite(seconds)
