@@ -152,6 +152,7 @@ def triton_site(tmp_path_factory: pytest.TempPathFactory, tiny_engine: Callable[
     site = TritonSite(tiny_engine("llama"), tmp_path_factory.mktemp("triton"))
     try:
         site.server.wait_until_ready(timeout=120)
+        assert site.log().count("successfully loaded 'hubkv") == 2, site.log()
         yield site
     finally:
         site.stop()

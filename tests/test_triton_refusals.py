@@ -153,6 +153,7 @@ def test_wrong_types_and_shapes(triton: TritonSite, name: str, array: np.ndarray
     [
         ({"text_input": "a", "max_token": 3}, 400, "max_token: there is no such input"),
         ({"text_input": "a", "hubkv_ratio": 7}, 400, "hubkv_ratio: 7.0 is not"),
+        ({"text_input": "a", "timeout": -5}, 400, "timeout: -5 is not"),
         ({"text_input": ["a", "b"]}, 400, "batch-size"),
         ({"text_input": 7}, 500, "string"),  # Triton's own reading of JSON: status 500, and no name
         ({"text_input": "a", "max_tokens": "7"}, 500, "integer"),

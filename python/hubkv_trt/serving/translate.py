@@ -54,7 +54,7 @@ def read_query(
     config: EngineConfig,
     *,
     decoupled: bool,
-    deadline_seconds: float | None = None,
+    timeout: int = 0,
 ) -> Query:
     """What a request asks for.
 
@@ -64,12 +64,12 @@ def read_query(
         parameters: of the request. Triton puts every key of a ``generate`` call that is no input there.
         config: the engine.
         decoupled: the model can give several responses.
-        deadline_seconds: of the request.
+        timeout: of the request, in microseconds; 0 is none. A ``generate`` call has it among the parameters.
 
     Raises:
         ValueError: a value is refused, or asks for what this project has not.
     """
-    unknown = [name for name in parameters if not name.startswith("triton_")]
+    unknown = [name for name in parameters if name != "timeout" and not name.startswith("triton_")]
     if unknown:
         raise ValueError(f"{unknown[0]}: there is no such input; there are {', '.join(BY_NAME)}")
     values = {name: _values(BY_NAME[name], array) for name, array in inputs.items()}
@@ -77,6 +77,8 @@ def read_query(
         _refuse_unsupported(BY_NAME[name], given)
     one = {name: given[0] for name, given in values.items() if not BY_NAME[name].is_list}
 
+    timeout = parameters.get("timeout", timeout)
+    require(type(timeout) is int and timeout >= 0, "timeout", timeout, "a number of microseconds, an integer >= 0")
     context_id = one.get("context_id")
     if context_id is not None:
         require(bool(context_id), "context_id", context_id, "a text that is not empty")
@@ -109,7 +111,7 @@ def read_query(
             context_id=context_id,
             document=one.get("context_text"),
             stream=stream,
-            deadline_seconds=deadline_seconds,
+            deadline_seconds=timeout / 1e6 or None,
         )
     except ValueError as error:
         raise ValueError(client_message(error, "input_ids" in inputs)) from None

@@ -68,7 +68,8 @@ class TritonServer:
         for name, port in zip(("http", "grpc", "metrics"), ports, strict=True):
             command += [f"--{name}-address=127.0.0.1", f"--{name}-port={port}"]
         # A model that does not load is reported; the others are served.
-        command += ["--exit-on-error=false", "--strict-readiness=false", "--exit-timeout-secs=10", *options]
+        command += ["--exit-on-error=false", "--strict-readiness=false", "--exit-timeout-secs=10"]
+        command += ["--disable-auto-complete-config", *options]  # its asking a model for more costs a start of Python
         self._log = log.open("wb") if log is not None else None
         self._process = subprocess.Popen(
             command, env=variables, stdout=self._log, stderr=subprocess.STDOUT if self._log else None

@@ -4,6 +4,8 @@
 ``build_scripts/make_triton_repo.py`` puts this file into a model repository.
 """
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 
@@ -62,7 +64,7 @@ class TritonPythonModel:
                     json.loads(request.parameters()),
                     self._llm.config,
                     decoupled=self._decoupled,
-                    deadline_seconds=request.timeout() / 1e6 or None,
+                    timeout=request.timeout(),
                 )
             except Exception as error:
                 refuse(sender, error)
