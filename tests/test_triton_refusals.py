@@ -133,18 +133,21 @@ def test_a_stream_of_a_model_that_gives_one_response(triton: TritonSite) -> None
     ],
 )
 def test_wrong_types_and_shapes(triton: TritonSite, name: str, array: np.ndarray, dtype: str, message: str) -> None:
-    """Triton compares them with config.pbtxt."""
+    """Triton compares them with config.pbtxt. In a stream it gives the message without a code."""
     import tritonclient.grpc as grpc
+    from tritonclient.utils import InferenceServerException
 
     tensor = grpc.InferInput(name, list(array.shape), dtype)
     tensor.set_data_from_numpy(array)
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with grpc.InferenceServerClient(triton.server.grpc) as client:
-        client.start_stream(lambda result, error: answers.put(error), headers={"triton_grpc_error": "true"})
+        with pytest.raises(InferenceServerException, match=message) as refused:
+            client.infer("hubkv_unary", [tensor], client_timeout=SECONDS)
+        assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
+        client.start_stream(lambda result, error: answers.put(error))
         client.async_stream_infer("hubkv", [tensor])
         error = answers.get(timeout=SECONDS)
     assert error is not None
-    assert error.status() == "StatusCode.INVALID_ARGUMENT"
     assert message in error.message()
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hubkv_trt.serving.repository import ModelParameters, write_model
+from hubkv_trt.serving.responder import PUBLISH_SECONDS
 from hubkv_trt.serving.triton_server import TritonServer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,7 +72,7 @@ class TritonSite:
         return values
 
     def wait_for(self, condition: Callable[[dict[str, float]], bool], model: str = "hubkv") -> dict[str, float]:
-        """Metrics that fulfil the condition; they are published once a second."""
+        """Metrics that fulfil the condition."""
         deadline = time.monotonic() + SECONDS
         while True:
             values = self.metrics(model)
@@ -81,8 +82,12 @@ class TritonSite:
             time.sleep(0.2)
 
     def wait_until_idle(self, model: str = "hubkv") -> dict[str, float]:
-        """Metrics when no request and no context is left; the whole cache is free again."""
-        return self.wait_for(lambda values: all(values[name] == 0 for name in HELD), model)
+        """Metrics when no request and no context is left and the whole cache is free again, all of them published."""
+        while True:
+            values = self.wait_for(lambda values: all(values[name] == 0 for name in HELD), model)
+            time.sleep(3 * PUBLISH_SECONDS)
+            if self.metrics(model) == values:
+                return values
 
     def stop(self) -> int:
         """Stops the server; its exit status."""

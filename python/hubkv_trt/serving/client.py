@@ -26,7 +26,7 @@ class ServerError(RuntimeError):
     """What the server answered instead of a result.
 
     Attributes:
-        code: of gRPC, such as ``INVALID_ARGUMENT``.
+        code: of gRPC, such as ``INVALID_ARGUMENT``; empty where Triton itself refuses a request of a stream.
     """
 
     def __init__(self, message: str, code: str) -> None:

@@ -22,6 +22,14 @@ from ..runtime.ticket import Ticket
 from .translate import Query, answer, client_message, released
 
 POLL_SECONDS = 0.1  # between two questions whether a client has gone: each is a message to the server's process
+PUBLISH_SECONDS = 0.25  # between two looks at the service's counters
+
+_CODES: dict[type[Exception], str] = {
+    UnknownContextError: "NOT_FOUND",
+    QueueFullError: "UNAVAILABLE",
+    ServiceClosedError: "UNAVAILABLE",
+    CacheFullError: "UNAVAILABLE",
+}
 
 
 class Sender(Protocol):
@@ -51,7 +59,7 @@ class Responder:
 
     Args:
         service: where they run.
-        publish: called about once a second, and once more when all is over.
+        publish: called every ``PUBLISH_SECONDS``, and once more when all is over.
     """
 
     def __init__(self, service: Service, publish: Callable[[], None]) -> None:
@@ -76,7 +84,7 @@ class Responder:
             call.ticket = self._service.submit(query.request, lambda increment: self._queue.put((call, increment)))
         except Exception as error:
             self._forget(call)
-            refuse(sender, error, token_ids=not isinstance(query.request.prompt, (str, type(None))))
+            refuse(sender, error, query.prompt_name)
 
     def close(self) -> None:
         """Waits until everything that the service gave has been sent. Close the service first."""
@@ -99,7 +107,7 @@ class Responder:
             if now - polled >= POLL_SECONDS:
                 polled = now
                 self._cancel_left()
-            if now - published >= 1:
+            if now - published >= PUBLISH_SECONDS:
                 published = now
                 self._publish()
         self._publish()
@@ -112,8 +120,9 @@ class Responder:
             return
         self._forget(call)
         if output.error is not None:
-            code = _code(output.error, default="INTERNAL")
-            sender.fail(code, client_message(output.error))
+            sender.fail(
+                _CODES.get(type(output.error), "INTERNAL"), client_message(output.error, call.query.prompt_name)
+            )
         elif output.finish_reason == "aborted":
             sender.fail(*(("CANCELLED", "cancelled") if call.cancelled else ("UNAVAILABLE", "the model is unloaded")))
         else:
@@ -135,17 +144,7 @@ class Responder:
             self._live.discard(call)
 
 
-def refuse(sender: Sender, error: Exception, token_ids: bool = False) -> None:
-    """Answers a request that was not taken. ``token_ids``: its prompt came as ``input_ids``."""
-    code = _code(error, default="INTERNAL")
-    if code == "INTERNAL" and isinstance(error, ValueError):
-        code = "INVALID_ARG"
-    sender.fail(code, client_message(error, token_ids))
-
-
-def _code(error: Exception, default: str) -> str:
-    if isinstance(error, UnknownContextError):
-        return "NOT_FOUND"
-    if isinstance(error, (QueueFullError, ServiceClosedError, CacheFullError)):
-        return "UNAVAILABLE"
-    return default
+def refuse(sender: Sender, error: Exception, prompt_name: str = "text_input") -> None:
+    """Answers a request that was not taken; ``prompt_name`` as ``Query`` has it."""
+    default = "INVALID_ARG" if isinstance(error, ValueError) else "INTERNAL"
+    sender.fail(_CODES.get(type(error), default), client_message(error, prompt_name))

@@ -24,7 +24,6 @@ MAX_STOP_BYTES = 1024  # of one of them
 BYTES_PER_TOKEN = 64  # a text with more of them for each token that fits is refused without a look at it
 
 _CLIENT_NAMES = {
-    "prompt": "text_input",
     "ratio": "hubkv_ratio",
     "document": "context_text",
     "stop": "stop_words",
@@ -41,11 +40,13 @@ class Query:
         request: for the service; None where a context is only released.
         release: the context to release.
         prefix: the client's text, where the answer shall begin with it.
+        prompt_name: the input that the runtime's errors about a prompt are about.
     """
 
     request: ServiceRequest | None
     release: str | None = None
     prefix: str = ""
+    prompt_name: str = "text_input"
 
 
 def read_query(
@@ -97,7 +98,9 @@ def read_query(
     for name in ("text_input", "context_text"):
         size = len(one.get(name, "").encode())
         require(size <= most, name, f"{size} bytes", f"at most {most}: max_input_len is {config.max_input_len} tokens")
-    prompt = _prompt(one, values.get("input_ids"), document=one.get("context_text"))
+    document = one.get("context_text")
+    require(document != "", "context_text", document, "a text that is not empty")
+    prompt = _prompt(one, values.get("input_ids"), document)
     prefix = ""
     if not one.get("exclude_input_in_output", True):
         require(isinstance(prompt, str), "exclude_input_in_output", False, "possible without a text_input")
@@ -109,21 +112,21 @@ def read_query(
             ratio=_single(one.get("hubkv_ratio")),
             chat=one.get("hubkv_chat", False),
             context_id=context_id,
-            document=one.get("context_text"),
+            document=document,
             stream=stream,
             deadline_seconds=timeout / 1e6 or None,
         )
     except ValueError as error:
-        raise ValueError(client_message(error, "input_ids" in inputs)) from None
-    return Query(request, prefix=prefix)
+        raise ValueError(client_message(error)) from None
+    name = "context_text" if document is not None else "input_ids" if "input_ids" in inputs else "text_input"
+    return Query(request, prefix=prefix, prompt_name=name)
 
 
-def client_message(error: Exception, token_ids: bool = False) -> str:
+def client_message(error: Exception, prompt_name: str = "text_input") -> str:
     """The message of an error of the runtime, with the client's name of the field at its beginning."""
     name, colon, rest = str(error).partition(": ")
-    if token_ids and name == "prompt":
-        return f"input_ids{colon}{rest}"
-    return f"{_CLIENT_NAMES.get(name, name)}{colon}{rest}"
+    name = prompt_name if name == "prompt" else _CLIENT_NAMES.get(name, name)
+    return f"{name}{colon}{rest}"
 
 
 def _values(field: Field, array: np.ndarray) -> list[Any]:
