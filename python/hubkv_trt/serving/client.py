@@ -109,7 +109,7 @@ class HubKVClient:
     def _grpc_error(self) -> type[Exception]:
         from tritonclient.utils import InferenceServerException
 
-        return InferenceServerException  # type: ignore[no-any-return]
+        return InferenceServerException
 
     def _responses(self, inputs: dict[str, Any]) -> Iterator[Piece]:
         tensors = self._tensors(inputs)
