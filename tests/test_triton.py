@@ -3,61 +3,17 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
-import urllib.request
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hubkv_trt.cli import main
 from hubkv_trt.runtime.llm import LLM, RequestOutput, SamplingParams
-from hubkv_trt.serving.client import HubKVClient, Piece, ServerError
+from hubkv_trt.serving.client import HubKVClient, ServerError
+from triton_cases import CASES, LONG, PROMPT, check, grown, post
 from triton_site import CACHE_BYTES, SECONDS, TritonSite
-
-PROMPT = "A hub keeps what its neighbours repeat. " * 6
-LONG = {"max_tokens": 700, "end_id": -1}  # seconds of decoding
-
-CASES: dict[str, tuple[dict[str, Any], dict[str, Any], float | None]] = {
-    # inputs of the request; SamplingParams and ratio of the same request to LLM.generate
-    "plain": ({"max_tokens": 24}, {"max_tokens": 24}, None),
-    "dense": ({"max_tokens": 12, "hubkv_ratio": 0.0}, {"max_tokens": 12}, 0.0),
-    "small": ({"max_tokens": 12, "hubkv_ratio": 0.9}, {"max_tokens": 12}, 0.9),
-    "drawn": (
-        {"max_tokens": 40, "temperature": 0.8, "top_k": 50, "top_p": 0.9, "seed": 7, "hubkv_ratio": 0.5},
-        {"max_tokens": 40, "temperature": 0.8, "top_k": 50, "top_p": 0.9, "seed": 7},
-        0.5,
-    ),
-    "random_seed": (
-        {"max_tokens": 20, "top_k": 8, "random_seed": 2**63 + 1},
-        {"max_tokens": 20, "temperature": 1.0, "top_k": 8, "seed": 2**63 + 1},
-        None,
-    ),
-    "top_k_1": ({"max_tokens": 9, "temperature": 1.3, "top_k": 1, "top_p": 0.0}, {"max_tokens": 9}, None),
-    "stop_words": (
-        {"max_tokens": 200, "temperature": 1.5, "seed": 3, "stop_words": ["e", "a", "1"], "end_id": -1},
-        {"max_tokens": 200, "temperature": 1.5, "seed": 3, "stop": ("e", "a", "1"), "ignore_eos": True},
-        None,
-    ),
-    "end_id": (
-        {"max_tokens": 300, "temperature": 1.5, "seed": 5, "end_id": 70},
-        {"max_tokens": 300, "temperature": 1.5, "seed": 5, "stop_token_ids": (70,), "ignore_eos": True},
-        None,
-    ),
-    # what clients of TensorRT-LLM's models send although it asks for nothing
-    "neutral": (
-        {"max_tokens": 5, "bad_words": [""], "stop_words": [""], "beam_width": 1, "length_penalty": 1.0, "pad_id": 2,
-         "repetition_penalty": 1.0, "presence_penalty": 0.0, "min_length": 1, "return_log_probs": False,
-         "return_context_logits": False, "num_return_sequences": 1, "exclude_input_in_output": True},
-        {"max_tokens": 5},
-        None,
-    ),
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -78,22 +34,6 @@ def expected(llm: LLM) -> dict[str, RequestOutput]:
 def client(triton: TritonSite) -> Any:
     with HubKVClient(triton.server.grpc, timeout=SECONDS) as client:
         yield client
-
-
-def check(pieces: list[Piece], output: RequestOutput) -> None:
-    """The pieces are the output: its text, and its figures with the last."""
-    assert "".join(piece.text for piece in pieces) == output.text
-    assert [piece.final for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    stats = output.stats
-    assert pieces[-1].figures == {
-        "sequence_index": 0,
-        "finish_reason": output.finish_reason,
-        "num_input_tokens": stats.prompt_tokens,
-        "num_output_tokens": len(output.token_ids),
-        "kv_rows_kept": int(stats.rows.sum()),  # type: ignore[union-attr]
-        "kv_bytes": stats.bytes_kept,
-        "kv_bytes_dense": stats.bytes_dense,
-    }
 
 
 def test_cases_differ(expected: dict[str, RequestOutput]) -> None:
@@ -204,77 +144,6 @@ def test_deadline(triton: TritonSite) -> None:
     triton.wait_until_idle()
 
 
-# ---- clients that leave ----------------------------------------------------------------------------------------------
-
-
-def test_cancelled_streams(triton: TritonSite, client: HubKVClient) -> None:
-    before = triton.wait_until_idle()
-    for wanted in (1, 5):
-        stream = client.stream(PROMPT, **LONG)
-        for _ in range(wanted):
-            next(stream)
-        stream.close()  # type: ignore[attr-defined]
-    after = triton.wait_until_idle()
-    assert grown(before, after, 'hubkv_requests_finished_total{reason="aborted"}') == 2
-
-
-def test_cancelled_while_queued(triton: TritonSite, expected: dict[str, RequestOutput]) -> None:
-    """More requests than a batch holds, all cancelled; others that ran beside them notice nothing."""
-    before = triton.wait_until_idle()
-    clients = [HubKVClient(triton.server.grpc, timeout=SECONDS) for _ in range(6)]
-    tensors = [client._tensors({"text_input": PROMPT, "stream": True, **LONG}) for client in clients]
-    for client, inputs in zip(clients, tensors, strict=True):
-        client._client.start_stream(lambda result, error: None)
-        client._client.async_stream_infer("hubkv", inputs)
-    triton.wait_for(lambda values: values['hubkv_requests{state="waiting"}'] > 0)
-    for client in clients:
-        client._client.stop_stream(cancel_requests=True)
-        client.close()
-    with HubKVClient(triton.server.grpc, timeout=SECONDS) as client:
-        check(list(client.stream(PROMPT, **CASES["drawn"][0])), expected["drawn"])
-    after = triton.wait_until_idle()
-    assert grown(before, after, 'hubkv_requests_finished_total{reason="aborted"}') == 6
-
-
-def test_unary_cancel(triton: TritonSite) -> None:
-    before = triton.wait_until_idle("hubkv_unary")
-    with HubKVClient(triton.server.grpc, "hubkv_unary", timeout=0.4) as client, pytest.raises(ServerError) as error:
-        client.infer(PROMPT, **LONG)
-    assert error.value.code == "DEADLINE_EXCEEDED"
-    after = triton.wait_until_idle("hubkv_unary")
-    assert grown(before, after, 'hubkv_requests_finished_total{reason="aborted"}') == 1
-
-
-def test_closed_http_connection(triton: TritonSite) -> None:
-    before = triton.wait_until_idle()
-    connection = http.client.HTTPConnection(triton.server.http, timeout=SECONDS)
-    connection.request("POST", "/v2/models/hubkv/generate_stream",
-                       json.dumps({"text_input": PROMPT, "stream": True, **LONG}))  # fmt: skip
-    assert connection.getresponse().readline().startswith(b"data: ")
-    connection.sock.close()
-    connection.close()
-    after = triton.wait_until_idle()
-    assert grown(before, after, 'hubkv_requests_finished_total{reason="aborted"}') == 1
-
-
-def test_killed_client(triton: TritonSite, tmp_path: Path) -> None:
-    """``hubkv client`` streams; one that is killed while it does so is noticed."""
-    before = triton.wait_until_idle()
-    file = tmp_path / "prompt.txt"
-    file.write_text(PROMPT)
-    command = [sys.executable, "-m", "hubkv_trt.cli", "client", "--url", triton.server.grpc, "--prompt-file", str(file)]
-    options = ["--max-tokens", "700", "--temperature", "1.5", "--seed", "1", "--stop", "never said"]
-    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.read(1)
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait(SECONDS)
-    after = triton.wait_until_idle()
-    assert grown(before, after, 'hubkv_requests_finished_total{reason="aborted"}') == 1
-
-
 # ---- metrics ---------------------------------------------------------------------------------------------------------
 
 
@@ -296,10 +165,31 @@ def test_metrics(triton: TritonSite, client: HubKVClient, llm: LLM, expected: di
     assert grown(before, after, "hubkv_preemptions_total") == 0
 
 
-def grown(before: dict[str, float], after: dict[str, float], name: str) -> float:
-    return after[name] - before[name]
+# ---- the command -----------------------------------------------------------------------------------------------------
 
 
-def post(url: str, body: dict[str, Any]) -> bytes:
-    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=SECONDS) as answer:
-        return answer.read()  # type: ignore[no-any-return]
+def test_command(triton: TritonSite, expected: dict[str, RequestOutput], capsys: pytest.CaptureFixture[str]) -> None:
+    server = ["client", "--url", triton.server.grpc, "--timeout", str(SECONDS)]
+    options = ["--prompt", PROMPT, "--max-tokens", "12", "--ratio", "0.9", "--stats"]
+    for more in ([], ["--no-stream"]):
+        status = main([*server, *options, *more])
+        printed = capsys.readouterr()
+        assert (status, printed.out) == (0, expected["small"].text + "\n")
+        assert json.loads(printed.err)["kv_bytes"] == expected["small"].stats.bytes_kept
+    assert main([*server, "--prompt", PROMPT, "--top-p", "7"]) == 1
+    assert capsys.readouterr().err.startswith("hubkv: error: top_p: 7.0 is not")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give a --prompt"),
+        (["--prompt", "a", "--prompt-file", "b"], "give a --prompt"),
+        (["--document", "a"], "--document: needs a --context"),
+        (["--release"], "--release: needs a --context"),
+        (["--chat", "--context", "c", "--prompt", "a"], "--chat: goes with the --document"),
+    ],
+)
+def test_wrong_usage(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["client", *words]) == 2
+    assert message in capsys.readouterr().err

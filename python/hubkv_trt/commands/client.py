@@ -20,8 +20,8 @@ name; --document sends the document, and does nothing where the server has it.""
 EPILOG = """\
 examples:
   hubkv client --url localhost:8001 --prompt-file prompt.txt --max-tokens 64 --stats
-  hubkv client --chat --context handbook --document report.txt --prompt "Who wrote it?" --ratio 0.75
-  hubkv client --context handbook --release"""
+  hubkv client --chat --context book --document report.txt --prompt "Who wrote it?" --ratio 0.75
+  hubkv client --context book --release"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +77,8 @@ def _inputs(arguments: argparse.Namespace) -> dict[str, Any]:
         return {"context_id": arguments.context, "release_context": True}
     if arguments.document is not None and arguments.context is None:
         raise UsageError("--document: needs a --context, the name that the server keeps it under")
+    if arguments.chat and arguments.context is not None and arguments.document is None:
+        raise UsageError("--chat: goes with the --document; a question about it continues its turn of the chat")
     prompts = [text for text in (arguments.prompt, arguments.prompt_file) if text is not None]
     if len(prompts) > 1 or (not prompts and arguments.document is None):
         raise UsageError("give a --prompt, a --prompt-file, or a --context with a --document")
