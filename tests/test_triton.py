@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+import queue
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hubkv_trt.cli import main
@@ -96,24 +98,65 @@ def test_chat(client: HubKVClient, llm: LLM) -> None:
     check([client.generate("Who?", hubkv_chat=True, max_tokens=8)], output)
 
 
-def test_many_at_once(triton: TritonSite, expected: dict[str, RequestOutput]) -> None:
-    """Twice as many clients as a batch holds, all different: each gets what it gets alone."""
+def test_overload(triton: TritonSite, expected: dict[str, RequestOutput]) -> None:
+    """32 clients at a batch of 4, good and bad requests: each is answered as it is alone, or refused with a code."""
     failures: list[str] = []
+    counts = {"good": 0, "bad": 0}
+    names, lock = list(CASES), threading.Lock()
 
-    def ask(name: str) -> None:
-        try:
-            with HubKVClient(triton.server.grpc, timeout=SECONDS) as client:
-                check(list(client.stream(PROMPT, **CASES[name][0])), expected[name])
-        except BaseException as error:
-            failures.append(f"{name}: {error!r}")
+    def ask(client: HubKVClient, index: int) -> str:
+        if index % 7 == 3:
+            with pytest.raises(ServerError, match=r"^hubkv_ratio: ") as refused:
+                client.generate(PROMPT, hubkv_ratio=2.0)
+            assert refused.value.code == "INVALID_ARGUMENT"
+            return "bad"
+        name = names[index % len(names)]
+        pieces = client.stream(PROMPT, **CASES[name][0]) if index % 4 else [client.generate(PROMPT, **CASES[name][0])]
+        check(list(pieces), expected[name])
+        return "good"
 
-    threads = [threading.Thread(target=ask, args=(name,)) for name in CASES]
+    def run(first: int) -> None:
+        with HubKVClient(triton.server.grpc, timeout=SECONDS) as client:
+            for index in range(first, 200, 32):
+                try:
+                    kind = ask(client, index)
+                    with lock:
+                        counts[kind] += 1
+                except BaseException as error:
+                    failures.append(f"request {index}: {error!r}")
+
+    threads = [threading.Thread(target=run, args=(first,)) for first in range(32)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(SECONDS)
     assert not failures
+    assert counts == {"good": 171, "bad": 29}
     triton.wait_until_idle()
+
+
+def test_full_queue(triton: TritonSite) -> None:
+    """A model with room for two that wait: those beyond are refused at once, the others are answered."""
+    import tritonclient.grpc as grpc
+
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    text, count = np.array([[PROMPT.encode()]], dtype=object), np.array([[100]], dtype=np.int32)
+    tensors = [grpc.InferInput("text_input", [1, 1], "BYTES"), grpc.InferInput("max_tokens", [1, 1], "INT32")]
+    for tensor, array in zip(tensors, (text, count), strict=True):
+        tensor.set_data_from_numpy(array)
+    with grpc.InferenceServerClient(triton.server.grpc) as client:
+        for _ in range(12):
+            client.async_infer("hubkv_unary", tensors, lambda result, error: answers.put((result, error)),
+                               client_timeout=SECONDS)  # fmt: skip
+        results = [answers.get(timeout=SECONDS) for _ in range(12)]
+    texts = {result.as_numpy("text_output").item() for result, error in results if error is None}
+    errors = [error for _, error in results if error is not None]
+    assert len(texts) == 1
+    assert 1 <= len(errors) <= 10
+    for error in errors:
+        assert error.status() == "StatusCode.UNAVAILABLE"
+        assert "queue full" in error.message()
+    triton.wait_until_idle("hubkv_unary")
 
 
 def test_contexts(triton: TritonSite, client: HubKVClient, llm: LLM) -> None:

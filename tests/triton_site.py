@@ -37,17 +37,18 @@ class TritonSite:
         self.repository = folder / "repository"
         self._log = folder / "triton.log"
         self.add_model("hubkv")
-        self.add_model("hubkv_unary", decoupled=False)
+        self.add_model("hubkv_unary", decoupled=False, max_waiting=2)
         options = ["--model-control-mode=explicit", "--load-model=hubkv", "--load-model=hubkv_unary"]
         self.server = TritonServer(ENVIRONMENT, self.repository, options=options, log=self._log)
         self._deadline = threading.Timer(LIFETIME, self.server.stop)
         self._deadline.daemon = True
         self._deadline.start()
 
-    def add_model(self, name: str, **options: bool) -> Path:
+    def add_model(self, name: str, decoupled: bool = True, max_waiting: int | None = None) -> Path:
         """Writes a model on a copy of the engine; the folder of its version."""
-        parameters = ModelParameters(engine=str(self.engine), cache_bytes=CACHE_BYTES)
-        return write_model(TEMPLATE, self.repository, parameters, name=name, copy_engine=True, **options) / "1"
+        parameters = ModelParameters(str(self.engine), cache_bytes=CACHE_BYTES, max_waiting=max_waiting)
+        folder = write_model(TEMPLATE, self.repository, parameters, name=name, decoupled=decoupled, copy_engine=True)
+        return folder / "1"
 
     def log(self) -> str:
         """What the server and its models have printed."""
