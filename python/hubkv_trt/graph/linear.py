@@ -41,26 +41,14 @@ def pack_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """[N, In], plain or packed [Out, In], [Out] -> [N, Out].
 
-    On the CPU a row's result does not depend on how many other rows there are, so that a request gives the same alone
-    and in a batch: products of few rows take another way through the libraries and sum in another order, and are
-    therefore run with more rows (``least_rows``).
+    With a packed weight the bits of a row do not depend on how many other rows there are, so that a request gives the
+    same alone and in a batch: a product of one row sums in another order and is therefore run as one of two.
     """
+    if not weight.is_mkldnn:
+        return F.linear(x, weight, bias)
     rows = x.shape[0]
-    if rows < _LEAST_ROWS and x.device.type == "cpu" and rows < (least := least_rows(weight)):
-        x = F.pad(x, (0, 0, 0, least - rows))
-    if weight.is_mkldnn:
-        out: Tensor = _ops().multiply(x, weight, bias, "none", [], "")
-    else:
-        out = F.linear(x, weight, bias)
+    out: Tensor = _ops().multiply(x.expand(2, -1) if rows == 1 else x, weight, bias, "none", [], "")
     return out[:rows]
-
-
-_LEAST_ROWS = 4
-
-
-def least_rows(weight: Tensor) -> int:
-    """From how many rows on the bits of a row stay the same, on the CPU: 2 for packed weights, 4 for plain ones."""
-    return 2 if weight.is_mkldnn else _LEAST_ROWS
 
 
 class _OneDNN:

@@ -38,6 +38,15 @@ class Policy:
     make_room: Callable[[Sequence], bool] | None = None
 
 
+@dataclass(frozen=True)
+class _Stuck:
+    """The first of the queue has no room although nothing runs."""
+
+    first: Sequence
+    before: list[Sequence]  # may start before it
+    again: bool = False  # the second list for the same request
+
+
 class Scheduler:
     """First come, first served (``Sequence.queue_key``). A request starts when its segment, its longest possible tail
     and what its prefill borrows have room, so that a running sequence never runs out of cache; none overtakes the first
@@ -56,7 +65,7 @@ class Scheduler:
         self._cache = cache
         self._max_batch_size = max_batch_size
         self._credit = 0  # tokens that may be prefilled before the next decode step; negative: owed to decoding
-        self._stuck: tuple[Sequence, list[Sequence]] | None = None  # see _past
+        self._stuck: _Stuck | None = None
 
     def add(self, sequence: Sequence) -> None:
         """Queues a request. It must fit into an empty cache (``Cache.check_can_ever_fit``)."""
@@ -90,7 +99,7 @@ class Scheduler:
             if budget is not None:
                 self._credit = min(budget, self._credit + budget)
             return Phase.DECODE, list(self.running)
-        if self.waiting:
+        if self.waiting and not self._look_again():
             self.finish(self.waiting[0], "error", self._full(self.waiting[0]))
         return Phase.IDLE, []
 
@@ -129,9 +138,20 @@ class Scheduler:
     def _past(self, first: Sequence) -> Sequence | None:
         """Nothing runs, and the first of the queue has no room: what holds the cache may be contexts of questions that
         stand behind it. Those that do so now go first, later ones do not."""
-        if self._stuck is None or self._stuck[0] is not first:
-            self._stuck = first, [s for s in self.waiting if s.context is not None]
-        return next((s for s in self._stuck[1] if s.status is Status.WAITING and self._fits(s)), None)
+        if self._stuck is None or self._stuck.first is not first:
+            self._stuck = _Stuck(first, self._questions())
+        return next((s for s in self._stuck.before if s.status is Status.WAITING and self._fits(s)), None)
+
+    def _look_again(self) -> bool:
+        """Questions that came since then count too, once: whether this is the time."""
+        stuck = self._stuck
+        if stuck is None or stuck.again:
+            return False
+        self._stuck = _Stuck(stuck.first, self._questions(), again=True)
+        return True
+
+    def _questions(self) -> list[Sequence]:
+        return [s for s in self.waiting if s.context is not None]
 
     def _fits(self, sequence: Sequence) -> bool:
         return self._cache.fits(sequence.own_rows, sequence.tail_limit, sequence.prefill_bytes)
