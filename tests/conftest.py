@@ -155,7 +155,8 @@ def triton_site(tmp_path_factory: pytest.TempPathFactory, tiny_engine: Callable[
         assert site.log().count("successfully loaded 'hubkv") == 2, site.log()
         yield site
     finally:
-        site.stop()
+        status = site.stop()
+    assert status == 0, site.log()[-20000:]
 
 
 @pytest.fixture

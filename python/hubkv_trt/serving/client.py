@@ -26,7 +26,7 @@ class ServerError(RuntimeError):
     """What the server answered instead of a result.
 
     Attributes:
-        code: of gRPC, such as ``INVALID_ARGUMENT``; empty where Triton itself refuses a request of a stream.
+        code: of gRPC, such as ``INVALID_ARGUMENT``; empty for an error in a stream, which has only its message.
     """
 
     def __init__(self, message: str, code: str) -> None:
@@ -114,11 +114,9 @@ class HubKVClient:
     def _responses(self, inputs: dict[str, Any]) -> Iterator[Piece]:
         tensors = self._tensors(inputs)
         responses: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
-        self._client.start_stream(
-            lambda result, error: responses.put((result, error)),
-            stream_timeout=self._timeout,
-            headers={"triton_grpc_error": "true"},  # errors come as the stream's status: with a code
-        )
+        # Without the header triton_grpc_error, which would bring the codes of errors: tritonserver 2.51 crashed where
+        # several clients used it at once.
+        self._client.start_stream(lambda result, error: responses.put((result, error)), stream_timeout=self._timeout)
         finished = False
         try:
             self._client.async_stream_infer(
