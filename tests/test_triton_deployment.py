@@ -118,13 +118,16 @@ def test_refused_repositories(tmp_path: Path, tiny_engine: Callable[..., Path]) 
 
 
 def test_environments_without_triton(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no virtual environment there"):
-        TritonServer(tmp_path, tmp_path)
-    with pytest.raises(ValueError, match="nvidia-pytriton is not installed"):
-        TritonServer(Path(sys.prefix), tmp_path)
+    with pytest.raises(ValueError, match="no virtual environment there"), TritonServer(tmp_path, tmp_path):
+        pass
+    with (
+        pytest.raises(ValueError, match="nvidia-pytriton is not installed"),
+        TritonServer(Path(sys.prefix), tmp_path),
+    ):
+        pass
 
 
 def test_ports_that_are_taken(triton: TritonSite, tmp_path: Path) -> None:
     port = int(triton.server.grpc.rpartition(":")[2])
-    with pytest.raises(ValueError, match="not all are free"):
-        TritonServer(ENVIRONMENT, tmp_path, grpc_port=port)
+    with pytest.raises(ValueError, match="not all are free"), TritonServer(ENVIRONMENT, tmp_path, grpc_port=port):
+        pass
