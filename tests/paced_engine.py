@@ -25,19 +25,23 @@ class PacedEngine:
         llm: the engine.
         steps: (phase, sequences) of every step that did something.
         errors: what the audits found.
+        at_gate: the service has taken what came in and waits to step.
     """
 
     def __init__(self, engine: Path, **options: Any) -> None:
         self.llm = LLM(engine, **options)
         self.steps: list[tuple[Phase, list[Any]]] = []
         self.errors: list[Exception] = []
+        self.at_gate = False
         self._open = threading.Event()
         self._open.set()
         self._step = self.llm.step
         self.llm.step = self._paced  # type: ignore[method-assign]
 
     def _paced(self) -> tuple[Phase, list[Any]]:
+        self.at_gate = not self._open.is_set()
         self._open.wait(60)
+        self.at_gate = False
         try:
             phase, sequences = self._step()
             self.llm.cache.audit()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the buckets of times."""
@@ -34,6 +34,9 @@ class Histogram:
     def count(self) -> int:
         """Observations."""
         return sum(self.counts)
+
+    def copy(self) -> Histogram:
+        return replace(self, counts=list(self.counts))
 
     def observe(self, value: float) -> None:
         self.counts[bisect.bisect_left(self.bounds, value)] += 1
@@ -93,6 +96,15 @@ class Metrics:
     evictions: int = 0
     first_token_seconds: Histogram = field(default_factory=Histogram)
     inter_token_seconds: Histogram = field(default_factory=Histogram)
+
+    def copy(self) -> Metrics:
+        return replace(
+            self,
+            rows_kept=dict(self.rows_kept),
+            finished=dict(self.finished),
+            first_token_seconds=self.first_token_seconds.copy(),
+            inter_token_seconds=self.inter_token_seconds.copy(),
+        )
 
     @property
     def kv_bytes_saved(self) -> int:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 import time
@@ -85,6 +84,7 @@ class Service:
         self._metrics = self._counters.read([], self._contexts, 0)
         # of the loop's thread
         self._jobs: dict[Ticket, Job] = {}  # requests that have not ended
+        self._outbox: list[tuple[Ticket, Increment]] = []
         self._encoding = threading.Lock()  # tokenizers are not made for two threads
         self._scheduler.policy = Policy(prefill_tokens_per_step, questions_together=False, make_room=self._make_room)
         self._thread = threading.Thread(target=self._loop, name="hubkv-service", daemon=True)
@@ -143,7 +143,7 @@ class Service:
     def metrics(self) -> Metrics:
         """A copy of the counters as they were after the last step."""
         with self._wake:
-            metrics = copy.deepcopy(self._metrics)
+            metrics = self._metrics.copy()
             metrics.refused = self._refused
             return metrics
 
@@ -240,6 +240,7 @@ class Service:
         self._ask()
         self._deliver()
         self._publish()
+        self._send()
         return True
 
     def _end_some(self, cancelled: list[Ticket]) -> None:
@@ -297,20 +298,24 @@ class Service:
                     self._give(job, increment)
 
     def _give(self, job: Job, increment: Increment) -> None:
-        """Hands an increment over; with the last one the request is forgotten."""
-        output = increment.output
-        if output is not None:
+        """Puts an increment into the outbox; with the last one the request is forgotten."""
+        self._outbox.append((job.ticket, increment))
+        if increment.output is not None:
             del self._jobs[job.ticket]
-            self._counters.finished(output.finish_reason)
+            self._counters.finished(increment.output.finish_reason)
             if job.entry is not None:
                 with self._wake:
                     self._contexts.leave(job.entry)
-        try:
-            job.ticket.give(increment)
-        except Exception as error:  # the client's own; its request is the only one that ends
-            LOGGER.warning("a callback raised %r: its request is cancelled", error)
-            if output is None:
-                self._end(job, "aborted")
+
+    def _send(self) -> None:
+        """Hands the increments over. Whoever has a result finds it counted."""
+        outbox, self._outbox = self._outbox, []
+        for ticket, increment in outbox:
+            try:
+                ticket.give(increment)
+            except Exception as error:  # the client's own; its request is the only one that ends
+                LOGGER.warning("a callback raised %r: its request is cancelled", error)
+                self.cancel(ticket)
 
     def _publish(self) -> None:
         with self._wake:
@@ -338,3 +343,4 @@ class Service:
                 self._contexts.release(entry)
         self._scheduler.policy = Policy()
         self._publish()
+        self._send()

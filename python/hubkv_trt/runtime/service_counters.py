@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import bisect
-import copy
 import time
 
 from .cache import Cache
@@ -61,7 +60,7 @@ class Counters:
 
     def read(self, running: list[Sequence], contexts: Contexts, waiting: int) -> Metrics:
         """All of it now."""
-        metrics, cache = copy.deepcopy(self._metrics), self._cache
+        metrics, cache = self._metrics.copy(), self._cache
         kept = [entry.context for entry in contexts.all() if entry.context is not None]
         stats = [s.stats for s in running if s.budget is not None] + [context.stats for context in kept]
         metrics.waiting, metrics.running, metrics.contexts = waiting, len(running), len(kept)
