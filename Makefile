@@ -2,9 +2,10 @@
 #
 #   make demo    set everything up and answer questions over a document from a compacted KV cache
 #   make test    set everything up, then linters and the whole test suite
+#   make serve   serve the demo model from a Triton Inference Server on 127.0.0.1
 #   make lint    ruff, mypy, clang-format          make format   rewrite sources in the project's layout
 #   make bench   the benchmarks of docs/benchmarks.md
-#   make clean   remove .venv, build and demo
+#   make clean   remove .venv, .venv-triton, build and demo
 #
 # Needs Python >= 3.10, g++ and make. All else comes from pip into .venv; a second run does only what changed.
 #   PYTHON=python3.12 make test                       another interpreter (make clean first)
@@ -20,23 +21,28 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FL
 CORE := CMakeLists.txt $(shell find cmake cpp)
 ENGINE_SOURCES := $(wildcard python/hubkv_trt/gates/* python/hubkv_trt/engine/*.py python/hubkv_trt/models/*.py) python/hubkv_trt/config.py
 CPP_SOURCES := $(shell find $(wildcard cpp plugin tests) -name '*.cpp' -o -name '*.h' -o -name '*.cu')
-PY_SOURCES := python tests benchmarks build_scripts
+PY_SOURCES := python tests benchmarks build_scripts triton_repo
+TRITON_VENV := .venv-triton
 
 export PATH := $(abspath $(BIN)):$(PATH)
 export PYTHONDONTWRITEBYTECODE :=
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint format bench setup clean
+.PHONY: demo test serve lint format bench setup clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 demo: $(STAMPS)/package demo/engine/engine.json
 	@$(BIN)/python build_scripts/demo.py
 
-setup: $(STAMPS)/package $(STAMPS)/model $(STAMPS)/dev $(STAMPS)/tensorrt
+setup: $(STAMPS)/package $(STAMPS)/model $(STAMPS)/dev $(STAMPS)/tensorrt $(TRITON_VENV)/stamp
 
 test: setup lint
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+serve: $(TRITON_VENV)/stamp demo/engine/engine.json
+	@$(BIN)/python build_scripts/make_triton_repo.py --output demo/triton --force
+	@$(BIN)/python build_scripts/serve.py --repository demo/triton $(SERVE_FLAGS)
 
 lint: $(STAMPS)/dev
 	$(BIN)/ruff check $(PY_SOURCES)
@@ -55,7 +61,7 @@ bench: setup demo/engine/engine.json
 	$(BIN)/python benchmarks/generate.py
 
 clean:
-	rm -rf $(VENV) build demo
+	rm -rf $(VENV) $(TRITON_VENV) build demo
 
 # ---- setup: one stamp a step -------------------------------------------------------------------------------------------
 
@@ -95,4 +101,15 @@ $(STAMPS)/tensorrt: $(STAMPS)/venv constraints.txt
 	@$(PIP) --no-deps kernel-lens tensorrt-lean-cu13-libs tensorrt-lean-cu13-bindings
 	@$(PIP) --no-deps tensorrt-rtx-cu13-libs tensorrt-rtx-cu13-bindings
 	@$(PIP) --no-deps cuda-bindings cuda-pathfinder
+	@touch $@
+
+# A real Triton Inference Server that runs without a GPU. Its Python backend dies with numpy 2, so it has an environment of
+# its own, with an older numpy in front of this checkout's package and of .venv's other packages.
+$(TRITON_VENV)/stamp: constraints.txt Makefile | $(STAMPS)/package
+	@echo "== getting Triton Inference Server and its client"
+	@$(PIP) 'tritonclient[grpc]'
+	@test -x $(TRITON_VENV)/bin/python || $(BIN)/python -m venv $(TRITON_VENV)
+	@$(TRITON_VENV)/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) --no-deps 'numpy==1.26.4' 'nvidia-pytriton==0.7.0'
+	@printf '%s\n' '$(abspath python)' "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+	  > "$$($(TRITON_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/hubkv_trt.pth"
 	@touch $@

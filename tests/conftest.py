@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +139,29 @@ def tiny_engine(
         return made[key]
 
     return make
+
+
+# ---- Triton ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def triton_site(tmp_path_factory: pytest.TempPathFactory, tiny_engine: Callable[..., Path]) -> Iterator[Any]:
+    """A real Triton server on the tiny llama engine (``triton_site.TritonSite``)."""
+    from triton_site import TritonSite
+
+    site = TritonSite(tiny_engine("llama"), tmp_path_factory.mktemp("triton"))
+    try:
+        site.server.wait_until_ready(timeout=120)
+        assert site.log().count("successfully loaded 'hubkv") == 2, site.log()
+        yield site
+    finally:
+        status = site.stop()
+    assert status == 0, site.log()[-20000:]
+
+
+@pytest.fixture
+def triton(triton_site: Any) -> Iterator[Any]:
+    """The same; what it prints during a test is shown where the test fails."""
+    before = len(triton_site.log())
+    yield triton_site
+    print("---- log of tritonserver\n" + triton_site.log()[before:][-20000:])

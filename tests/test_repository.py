@@ -24,7 +24,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("python", "cpp", "plugin", "tests", "benchmarks", "build_scripts", "docs", "examples")
+FOLDERS = ("python", "cpp", "plugin", "tests", "benchmarks", "build_scripts", "triton_repo", "docs", "examples")
 SOURCES = sorted(
     path
     for folder in FOLDERS
@@ -84,7 +84,7 @@ def test_ci_runs_the_tests() -> None:
     assert "make test" in script.read_text()
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "lint", "format", "bench", "clean"])
+@pytest.mark.parametrize("target", ["demo", "test", "serve", "lint", "format", "bench", "clean"])
 def test_make_targets_parse(target: str) -> None:
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from . import __version__
 from .commands.common import Formatter, run
 
-COMMANDS = ("build", "generate", "bench", "observe", "info")
+COMMANDS = ("build", "generate", "bench", "observe", "info", "client")
 
 DESCRIPTION = """\
 hubkv: serve long prompts from a KV cache that keeps only the rows that matter.
@@ -21,6 +21,7 @@ hubkv: serve long prompts from a KV cache that keeps only the rows that matter.
   hubkv bench     time prefill and decoding at several compression ratios
   hubkv observe   measure how scores lie in a text, before and after the refinement
   hubkv info      describe an engine directory
+  hubkv client    generate text on a Triton server
 
 `hubkv COMMAND --help` has options and examples."""
 

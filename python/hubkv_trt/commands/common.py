@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -62,6 +63,17 @@ def ratio(text: str) -> float:
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a compression ratio in [0, 1)")
     return value
+
+
+def read_text(file: str, name: str) -> str:
+    """A UTF-8 file, ``-`` for standard input; ``name`` is the option's, for errors."""
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return data.decode("utf-8")
+    except OSError as error:
+        raise ValueError(f"{name}: {file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}: {file}: not UTF-8 text ({error})") from None
 
 
 def run(command: Callable[[Any], int], arguments: argparse.Namespace) -> int:

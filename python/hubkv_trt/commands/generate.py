@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.build import DEFAULT_OUTPUT
-from .common import UsageError, byte_count, ratio
+from .common import UsageError, byte_count, ratio, read_text
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM, RequestOutput
@@ -91,7 +91,7 @@ def command(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         stop=tuple(arguments.stop),
     )
-    document = None if arguments.document is None else _read(arguments.document, "document")
+    document = None if arguments.document is None else read_text(arguments.document, "document")
     llm = LLM(arguments.engine, cache_bytes=arguments.cache_bytes)
     chat = bool(llm.tokenizer.chat_template) if arguments.chat is None else arguments.chat
     context, how = None, {"ratio": arguments.ratio, "chat": chat}
@@ -120,22 +120,12 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
     else:
         if arguments.question:
             raise UsageError("--question: needs a --document")
-        prompts = [*arguments.prompt, *(_read(file, "prompt-file") for file in arguments.prompt_file)]
+        prompts = [*arguments.prompt, *(read_text(file, "prompt-file") for file in arguments.prompt_file)]
         if not prompts:
             raise UsageError("give a --prompt, a --prompt-file, or a --document with a --question")
     if arguments.stream and (len(prompts) > 1 or arguments.json):
         raise UsageError("--stream: is for one prompt or question, and without --json")
     return prompts
-
-
-def _read(file: str, name: str) -> str:
-    try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        return data.decode("utf-8")
-    except OSError as error:
-        raise ValueError(f"{name}: {file}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name}: {file}: not UTF-8 text ({error})") from None
 
 
 def _stream(llm: LLM, prompt: str, params: Any, how: dict[str, Any]) -> list[RequestOutput]:

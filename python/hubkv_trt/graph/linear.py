@@ -39,11 +39,16 @@ def pack_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """[N, In], plain or packed [Out, In], [Out] -> [N, Out]."""
-    if weight.is_mkldnn:
-        out: Tensor = _ops().multiply(x, weight, bias, "none", [], "")
-        return out
-    return F.linear(x, weight, bias)
+    """[N, In], plain or packed [Out, In], [Out] -> [N, Out].
+
+    With a packed weight the bits of a row do not depend on how many other rows there are, so that a request gives the
+    same alone and in a batch: a product of one row sums in another order and is therefore run as one of two.
+    """
+    if not weight.is_mkldnn:
+        return F.linear(x, weight, bias)
+    rows = x.shape[0]
+    out: Tensor = _ops().multiply(x.expand(2, -1) if rows == 1 else x, weight, bias, "none", [], "")
+    return out[:rows]
 
 
 class _OneDNN:

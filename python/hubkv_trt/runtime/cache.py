@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from ..config import DType, ModelConfig, require
@@ -89,6 +90,7 @@ class Segment:
     positions: torch.Tensor  # int32 [K]
     entry: tuple[int, int, int, int]  # its row of the table ``segments`` (include/hubkv/hubkv.h)
     references: int = 1
+    work: tuple[np.ndarray, np.ndarray] | None = None  # its own list of attend's work, for an executor that keeps it
 
 
 @dataclass(eq=False)
@@ -144,6 +146,16 @@ class Cache:
     def num_bytes(self) -> int:
         """The size of the cache."""
         return self._arena.tensor.numel()
+
+    @property
+    def reserved_bytes(self) -> int:
+        """``held_bytes`` and the tail pages that are promised and not yet taken."""
+        return self.held_bytes + self._promised * self.ledger.page_bytes
+
+    @property
+    def free_segment_bytes(self) -> int:
+        """What is free in the room for segments, in however many pieces."""
+        return self._free.free_bytes
 
     # -- admission
 

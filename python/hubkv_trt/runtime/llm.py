@@ -8,7 +8,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from .requests import Requests
 from .sampler import SamplingParams
 from .scheduler import Phase, Scheduler
 from .sequence import RequestOutput, Sequence
+from .stream import Increment, TextStream
 
 __all__ = ["LLM", "CacheFullError", "CompressedContext", "Increment", "RequestError", "RequestOutput", "SamplingParams"]
 
@@ -36,23 +36,6 @@ class RequestError(RuntimeError):
     def __init__(self, message: str, outputs: list[RequestOutput]) -> None:
         super().__init__(message)
         self.outputs = outputs
-
-
-@dataclass(frozen=True)
-class Increment:
-    """A piece of a stream.
-
-    Attributes:
-        index: which prompt of the call.
-        text: what is new; the pieces of a prompt add up to ``RequestOutput.text``.
-        token_ids: tokens since the last piece; a token whose text is held back comes with a later piece.
-        output: the whole result, in the last piece of a prompt; else None.
-    """
-
-    index: int
-    text: str
-    token_ids: list[int]
-    output: RequestOutput | None = None
 
 
 class LLM:
@@ -171,11 +154,11 @@ class LLM:
 
     # -- the loop: schedule, run, postprocess
 
-    def step(self) -> None:
-        """One pass of the model for the sequences that the scheduler names."""
+    def step(self) -> tuple[Phase, list[Sequence]]:
+        """One pass of the model for the sequences that the scheduler names, which it gives back."""
         phase, sequences = self._scheduler.schedule()
         if phase is Phase.IDLE:
-            return
+            return phase, sequences
         start = time.perf_counter()
         try:
             logits = self._run(phase, sequences)
@@ -189,6 +172,7 @@ class LLM:
         except BaseException:  # an interrupt: lengths of the batch may be ahead of its tokens
             self._batch = None
             raise
+        return phase, sequences
 
     def _run(self, phase: Phase, sequences: list[Sequence]) -> torch.Tensor:
         """Logits float32 [B, V] of the token that follows each sequence."""
@@ -262,21 +246,19 @@ class LLM:
             self._abort(sequences)
 
     def _stream(self, sequences: list[Sequence]) -> Iterator[Increment]:
-        given = [0] * len(sequences)  # tokens already told
-        live = dict(enumerate(sequences))
+        live = [TextStream(sequence, index) for index, sequence in enumerate(sequences)]
         try:
             for sequence in sequences:
                 self._scheduler.add(sequence)
             while live:
                 self.step()
-                for index, sequence in list(live.items()):
-                    text = sequence.detokenizer.take(final=sequence.finished)
-                    if not text and not sequence.finished:
+                for stream in list(live):
+                    increment = stream.take()
+                    if increment is None:
                         continue
-                    tokens, given[index] = sequence.output_ids[given[index] :], len(sequence.output_ids)
-                    if sequence.finished:
-                        del live[index]
-                    yield Increment(index, text, tokens, sequence.output() if sequence.finished else None)
+                    if increment.output is not None:
+                        live.remove(stream)
+                    yield increment
         finally:
             self._abort(sequences)
         _results(sequences)

@@ -28,6 +28,9 @@ class Requests:
         tokenizer: of transformers.
         cache: where they will lie.
         prefill_bytes: (T, budget) -> bytes, ``Executor.prefill_bytes``.
+
+    Attributes:
+        encoder: of the tokenizer.
     """
 
     def __init__(
@@ -37,7 +40,7 @@ class Requests:
         self._tokenizer = tokenizer
         self._cache = cache
         self._prefill_bytes = prefill_bytes
-        self._encoder = Encoder(tokenizer, config.model.vocab_size)
+        self.encoder = Encoder(tokenizer, config.model.vocab_size)
 
     def generation(
         self, prompts: Any, sampling_params: Any, ratio: Any, context: Any, chat: bool, stream: bool
@@ -62,14 +65,19 @@ class Requests:
     def _request(self, prompt: Any, params: Any, ratio: Any, context: Any, chat: bool, stream: bool) -> Sequence:
         require(isinstance(params, SamplingParams), "sampling_params", params, "a SamplingParams")
         if context is None:
-            return self.prompt(self._encoder.prompt(prompt, chat), params, ratio, stream)
+            return self.prompt(self.encoder.prompt(prompt, chat), params, ratio, stream)
         self._check_context(context, ratio, chat)
-        token_ids = self._encoder.question(prompt, context.ending)
+        return self.question(self.encoder.question(prompt, context.ending), params, context, stream)
+
+    def question(
+        self, token_ids: np.ndarray, params: SamplingParams, context: CompressedContext, stream: bool
+    ) -> Sequence:
+        """What follows a context, the rest of its turn (``context.ending``) included."""
         return self._sequence(token_ids, params, context.num_tokens, stream, ratio=context.stats.ratio, context=context)
 
     def document(self, document: Any, ratio: float | None, chat: bool) -> tuple[Sequence, str]:
         """The sequence that compresses a document, and the text that ends each question's turn."""
-        token_ids, ending = self._encoder.document(document, chat)
+        token_ids, ending = self.encoder.document(document, chat)
         return self.prompt(token_ids, None, ratio, stream=False), ending
 
     def prompt(

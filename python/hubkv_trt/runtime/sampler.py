@@ -129,9 +129,9 @@ def _draw(logits: torch.Tensor, params: list[SamplingParams], uniform: torch.Ten
         k = _on(device, [min(params[r].top_k or size, size) for r in cut], torch.int64).unsqueeze(1)
         kept = torch.arange(count, device=device) < k
         weights = weights.where(kept, 0.0)
-        total = weights.sum(-1, keepdim=True)
+        total = _sum(weights)
         if count < size:  # a row without top-k has mass beyond the candidates
-            total = _weights(rows, _rows(scale, cut)).sum(-1, keepdim=True).where(k > count, total)
+            total = _sum(_weights(rows, _rows(scale, cut))).where(k > count, total)
         p = _on(device, [params[r].top_p for r in cut], torch.float64).unsqueeze(1)
         # a token stays while the mass before it is below top_p: the first always does
         kept &= (weights.cumsum(-1) - weights < p * total) | (p == 1)
@@ -180,6 +180,12 @@ def _ranked(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
 def _weights(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     """exp((x - max) / temperature), float64: probabilities up to a factor."""
     return ((logits - logits.amax(-1, keepdim=True)).double() / temperature).exp()
+
+
+def _sum(weights: torch.Tensor) -> torch.Tensor:
+    """[R, n] -> [R, 1], each row summed in order: ``sum`` takes another for a single row, and a draw would depend on
+    how many others are drawn beside it."""
+    return weights.cumsum(-1)[:, -1:]
 
 
 def _pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

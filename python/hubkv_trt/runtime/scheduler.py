@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs next. Requests wait in the order they came; a sequence joins and leaves between steps."""
+"""What runs next. Requests wait in order; a sequence joins and leaves between steps."""
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 
 from .cache import Cache, CacheFullError
@@ -19,27 +21,58 @@ class Phase(Enum):
     IDLE = "idle"
 
 
-class Scheduler:
-    """First come, first served. A request starts when its segment, its longest possible tail and what its prefill
-    borrows have room, so that a running sequence never runs out of cache; prompts go before decoding, one at a time.
+@dataclass(frozen=True)
+class Policy:
+    """How a scheduler weighs new requests against running ones.
 
     Attributes:
-        waiting: not started yet.
+        prefill_tokens_per_step: tokens of prompts and questions that may run between two decode steps. A prompt runs
+            whole and may be longer: decoding then has as many steps as its tokens are worth before the next one starts.
+            None: prompts go before decoding.
+        questions_together: questions over contexts share a pass. The bits of their logits then depend on which do.
+        make_room: frees cache that is kept but not in use until the request fits; whether it does then.
+    """
+
+    prefill_tokens_per_step: int | None = None
+    questions_together: bool = True
+    make_room: Callable[[Sequence], bool] | None = None
+
+
+@dataclass(frozen=True)
+class _Stuck:
+    """The first of the queue has no room although nothing runs."""
+
+    first: Sequence
+    before: list[Sequence]  # may start before it
+    again: bool = False  # the second list for the same request
+
+
+class Scheduler:
+    """First come, first served (``Sequence.queue_key``). A request starts when its segment, its longest possible tail
+    and what its prefill borrows have room, so that a running sequence never runs out of cache; none overtakes the first
+    of the queue, so that a large one is not starved by small ones.
+
+    Attributes:
+        waiting: not started yet, in order.
         running: hold cache, and decode together.
+        policy: may be set between two steps.
     """
 
     def __init__(self, cache: Cache, max_batch_size: int) -> None:
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.policy = Policy()
         self._cache = cache
         self._max_batch_size = max_batch_size
+        self._credit = 0  # tokens that may be prefilled before the next decode step; negative: owed to decoding
+        self._stuck: _Stuck | None = None
 
     def add(self, sequence: Sequence) -> None:
-        """Puts a request at the end of the queue. It must fit into an empty cache (``Cache.check_can_ever_fit``)."""
+        """Queues a request. It must fit into an empty cache (``Cache.check_can_ever_fit``)."""
         if sequence.context is not None:  # held from now on, so that the context may be closed meanwhile
             sequence.segment = self._cache.share(sequence.context.segment)
         sequence.status = Status.WAITING
-        self.waiting.append(sequence)
+        insort(self.waiting, sequence, key=lambda s: s.queue_key)
 
     def schedule(self) -> tuple[Phase, list[Sequence]]:
         """The next step. Sequences that it starts hold their cache when this returns.
@@ -48,17 +81,25 @@ class Scheduler:
         ``CacheFullError`` (open contexts hold the cache).
         """
         started: list[Sequence] = []
-        while self.waiting and self._admits(started):
-            sequence = self.waiting.popleft()
-            self._start(sequence)
-            started.append(sequence)
-            if sequence.context is None:
-                return Phase.PREFILL, started
+        budget = self.policy.prefill_tokens_per_step
+        if budget is not None and not self.running:
+            self._credit = budget
+        if budget is None or self._credit > 0:
+            while (sequence := self._next(started)) is not None:
+                self._start(sequence)
+                started.append(sequence)
+                self._credit -= len(sequence.token_ids)
+                if sequence.context is None:
+                    return Phase.PREFILL, started
+                if not self.policy.questions_together:
+                    break
         if started:
             return Phase.QUESTION, started
         if self.running:
+            if budget is not None:
+                self._credit = min(budget, self._credit + budget)
             return Phase.DECODE, list(self.running)
-        if self.waiting:
+        if self.waiting and not self._look_again():
             self.finish(self.waiting[0], "error", self._full(self.waiting[0]))
         return Phase.IDLE, []
 
@@ -78,20 +119,47 @@ class Scheduler:
         sequence.tail = sequence.segment = None
         sequence.finish(reason, error)
 
-    def _admits(self, started: list[Sequence]) -> bool:
-        """Whether the first of the queue can start in this step."""
-        sequence = self.waiting[0]
-        if len(self.running) >= self._max_batch_size and sequence.max_tokens > 0:
-            return False
+    def _next(self, started: list[Sequence]) -> Sequence | None:
+        """The request that starts now, beside those that this step starts already."""
+        if not self.waiting:
+            return None
+        first = self.waiting[0]
+        if len(self.running) >= self._max_batch_size and first.max_tokens > 0:
+            return None
         if started:  # questions only, side by side
-            longest = max(len(s.token_ids) for s in (*started, sequence))
-            if sequence.context is None or longest * (len(started) + 1) > QUESTION_TOKENS:
-                return False
+            longest = max(len(s.token_ids) for s in (*started, first))
+            if first.context is None or longest * (len(started) + 1) > QUESTION_TOKENS:
+                return None
+        if self._fits(first) or (self.policy.make_room is not None and self.policy.make_room(first)):
+            self._stuck = None
+            return first
+        return None if self.running else self._past(first)
+
+    def _past(self, first: Sequence) -> Sequence | None:
+        """Nothing runs, and the first of the queue has no room: what holds the cache may be contexts of questions that
+        stand behind it. Those that do so now go first, later ones do not."""
+        if self._stuck is None or self._stuck.first is not first:
+            self._stuck = _Stuck(first, self._questions())
+        return next((s for s in self._stuck.before if s.status is Status.WAITING and self._fits(s)), None)
+
+    def _look_again(self) -> bool:
+        """Questions that came since then count too, once: whether this is the time."""
+        stuck = self._stuck
+        if stuck is None or stuck.again:
+            return False
+        self._stuck = _Stuck(stuck.first, self._questions(), again=True)
+        return True
+
+    def _questions(self) -> list[Sequence]:
+        return [s for s in self.waiting if s.context is not None]
+
+    def _fits(self, sequence: Sequence) -> bool:
         return self._cache.fits(sequence.own_rows, sequence.tail_limit, sequence.prefill_bytes)
 
     def _start(self, sequence: Sequence) -> None:
         if sequence.budget is not None:
             sequence.segment = self._cache.allocate(sequence.budget.num_rows)
+        self.waiting.remove(sequence)
         sequence.tail = self._cache.open_tail(sequence.tail_limit)
         sequence.status = Status.RUNNING
         self.running.append(sequence)

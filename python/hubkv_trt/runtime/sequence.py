@@ -64,6 +64,9 @@ class Sequence:
         budget: of a prompt; None for a question.
         context: what a question follows; it shares its segment.
         prefill_bytes: of the cache's room for segments, which the prefill of a prompt borrows while it runs.
+
+    Attributes:
+        queue_key: the lowest goes first; equal ones as they came.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Sequence:
         self.context = context
         self.prefill_bytes = prefill_bytes
         self.detokenizer = detokenizer
+        self.queue_key = 0.0
         self.generator = random.Random(params.seed if params else None)
         self.status = Status.NEW
         self.finish_reason = ""

@@ -99,7 +99,7 @@ class EagerExecutor:
         """As ``Executor.extend``."""
         tables, ledger = batch.tables(token_ids.shape[1], new_lengths), self._cache.ledger
         if batch.work is None:
-            batch.work = self._plan(tables.segments)
+            batch.work = self._plan([s.segment for s in batch.sequences if s.segment is not None])
         work, work_count = batch.work
         cache = CacheInputs(
             arena=self._cache.arena,
@@ -127,10 +127,29 @@ class EagerExecutor:
         batch.advance(cache.new_lengths)
         return outputs.logits
 
-    def _plan(self, segments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The work list of attend for int64 [B, 4]: work int32 [L, capacity, 4], work_count int32 [L]."""
+    def _plan(self, segments: Sequence[Segment]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The work list of attend for B segments: work int32 [L, capacity, 4], work_count int32 [L].
+
+        Each segment is cut as if it were alone: how its rows are summed must not depend on what runs beside it.
+        """
+        for segment in segments:
+            if segment.work is None:
+                segment.work = self._plan_one(segment)
+        pieces = [segment.work for segment in segments if segment.work is not None]
+        work = np.concatenate([work for work, _ in pieces], axis=1)  # [L, sum of capacities, 4]
+        owner = np.repeat(np.arange(len(pieces)), [work.shape[1] for work, _ in pieces])
+        work[:, :, 0] = owner
+        used = np.concatenate([np.arange(work.shape[1]) < count[:, None] for work, count in pieces], axis=1)
+        order = np.argsort(~used, axis=1, kind="stable")  # the items of a layer side by side, in their order
+        work = np.take_along_axis(work, order[:, :, None], axis=1)
+        return torch.from_numpy(work), torch.from_numpy(used.sum(axis=1, dtype=np.int32))
+
+    def _plan_one(self, segment: Segment) -> tuple[np.ndarray, np.ndarray]:
         model = self._model
-        capacity = segments.shape[0] * model.num_kv_heads + ITEMS_PER_THREAD * stages.num_threads()
-        return stages.plan(
-            self._cache.arena, segments, model.num_layers, model.num_kv_heads, capacity, MIN_ROWS_PER_ITEM
+        capacity = model.num_kv_heads + ITEMS_PER_THREAD * stages.num_threads()
+        entry = torch.tensor([segment.entry], dtype=torch.int64)
+        work, count = stages.plan(
+            self._cache.arena, entry, model.num_layers, model.num_kv_heads, capacity, MIN_ROWS_PER_ITEM
         )
+        most = max(model.num_kv_heads, int(count.max()))  # most segments are short
+        return work[:, :most].numpy(), count.numpy()

@@ -40,7 +40,8 @@ class Executor(Protocol):
     """
 
     def prefill_bytes(self, num_tokens: int, budget: Budget) -> int:
-        """Bytes of the cache's room for segments that the prefill of T tokens borrows while it runs.
+        """Bytes of the cache's room for segments that the prefill of T tokens borrows while it runs. Any
+        thread may ask.
 
         Raises:
             ValueError: the engine was not built for such a prompt.

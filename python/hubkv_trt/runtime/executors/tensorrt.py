@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -68,16 +69,21 @@ class TensorRTExecutor:
         self._cache = cache
         self._arena = cache.arena.data_ptr()
         self._device = cache.arena.device
+        self._prefill_lock = threading.RLock()  # its context's shapes are set to ask, too, by any thread
         self._torch_stream = torch.cuda.ExternalStream(stream.handle, device=self._device)
 
     def prefill_bytes(self, num_tokens: int, budget: Budget) -> int:
         """As ``Executor.prefill_bytes``: the plan's context memory for T tokens."""
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(self._device), self._prefill_lock:
             return self._prefill.borrowed_bytes(num_tokens, budget)
 
     def prefill(self, token_ids: np.ndarray, budget: Budget, alpha: float, window: int, segment: Segment) -> Prefill:
         """As ``Executor.prefill``; what it borrows is given back at once, as all later work comes behind it."""
-        with torch.cuda.device(self._device), self._cache.lend(self.prefill_bytes(len(token_ids), budget)) as borrowed:
+        with (
+            torch.cuda.device(self._device),
+            self._prefill_lock,
+            self._cache.lend(self.prefill_bytes(len(token_ids), budget)) as borrowed,
+        ):
             return self._prefill.run(token_ids, budget, alpha, window, segment, self._arena, borrowed)
 
     def extend(self, batch: Batch, token_ids: torch.Tensor, new_lengths: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An LLM whose steps a test can hold back and look at, for tests of the service over it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hubkv_trt.runtime.llm import LLM
+from hubkv_trt.runtime.scheduler import Phase
+from hubkv_trt.runtime.service import Service
+
+
+class PacedEngine:
+    """Audits the cache after every step.
+
+    Attributes:
+        llm: the engine.
+        steps: (phase, sequences) of every step that did something.
+        errors: what the audits found.
+        at_gate: the service has taken what came in and waits to step.
+    """
+
+    def __init__(self, engine: Path, **options: Any) -> None:
+        self.llm = LLM(engine, **options)
+        self.steps: list[tuple[Phase, list[Any]]] = []
+        self.errors: list[Exception] = []
+        self.at_gate = False
+        self._open = threading.Event()
+        self._open.set()
+        self._step = self.llm.step
+        self.llm.step = self._paced  # type: ignore[method-assign]
+
+    def _paced(self) -> tuple[Phase, list[Any]]:
+        self.at_gate = not self._open.is_set()
+        self._open.wait(60)
+        self.at_gate = False
+        try:
+            phase, sequences = self._step()
+            self.llm.cache.audit()
+        except Exception as error:
+            self.errors.append(error)
+            raise
+        if phase is not Phase.IDLE:
+            self.steps.append((phase, sequences))
+        return phase, sequences
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No step begins in the block."""
+        self._open.clear()
+        try:
+            yield
+        finally:
+            self._open.set()
+
+    @contextmanager
+    def service(self, **options: Any) -> Iterator[Service]:
+        """A service; behind the block everything that it held is back, and its counters say so."""
+        self.steps.clear()
+        service = Service(self.llm, **options)
+        try:
+            yield service
+        finally:
+            self._open.set()
+            service.close()
+        assert not self.errors
+        metrics = service.metrics()
+        gauges = ("waiting", "running", "contexts", "arena_bytes_used", "arena_bytes_reserved", "kv_bytes_dense")
+        assert {name: getattr(metrics, name) for name in gauges} == dict.fromkeys(gauges, 0)
+        gc.collect()
+        self.llm.cache.audit()
+        assert self.llm.cache.reserved_bytes == 0
+
+
+def ids(count: int, seed: int = 0) -> list[int]:
+    return torch.randint(3, 250, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def until(condition: Callable[[], Any], seconds: float = 30) -> None:
+    """Waits for what another thread brings about."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.002)
+
+
+def first_seen(steps: Sequence[tuple[Phase, list[Any]]]) -> list[int]:
+    """Lengths of the prompts, in the order in which they were prefilled."""
+    return [len(sequences[0].token_ids) for phase, sequences in steps if phase is Phase.PREFILL]

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Triton server on tiny engines, for the tests: its repository, its log, its metrics."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from hubkv_trt.serving.repository import ModelParameters, write_model
+from hubkv_trt.serving.responder import PUBLISH_SECONDS
+from hubkv_trt.serving.triton_server import TritonServer
+
+ROOT = Path(__file__).resolve().parent.parent
+TEMPLATE = ROOT / "triton_repo" / "hubkv"
+ENVIRONMENT = Path(os.environ.get("HUBKV_TRITON_ENVIRONMENT", ROOT / ".venv-triton"))
+CACHE_BYTES = 64 << 20
+SECONDS = 60.0  # for any one answer
+LIFETIME = 900.0  # of the server, whatever happens
+
+
+class TritonSite:
+    """A running server with ``hubkv`` (decoupled) and ``hubkv_unary`` of one engine.
+
+    Attributes:
+        engine: its directory.
+        repository: the model repository; more models may be put in and loaded.
+        server: the server.
+    """
+
+    def __init__(self, engine: Path, folder: Path) -> None:
+        self.engine = engine
+        self.repository = folder / "repository"
+        self._log = folder / "triton.log"
+        self.add_model("hubkv")
+        self.add_model("hubkv_unary", decoupled=False, max_waiting=2)
+        options = ["--model-control-mode=explicit", "--load-model=hubkv", "--load-model=hubkv_unary"]
+        self.server = TritonServer(ENVIRONMENT, self.repository, options=options, log=self._log)
+        self._deadline = threading.Timer(LIFETIME, self.server.stop)
+        self._deadline.daemon = True
+        self._deadline.start()
+
+    def add_model(self, name: str, decoupled: bool = True, max_waiting: int | None = None) -> Path:
+        """Writes a model on a copy of the engine; the folder of its version."""
+        parameters = ModelParameters(str(self.engine), cache_bytes=CACHE_BYTES, max_waiting=max_waiting)
+        folder = write_model(TEMPLATE, self.repository, parameters, name=name, decoupled=decoupled, copy_engine=True)
+        return folder / "1"
+
+    def log(self) -> str:
+        """What the server and its models have printed."""
+        return self._log.read_text(errors="replace")
+
+    def url(self, model: str, call: str) -> str:
+        """Of an HTTP call such as ``generate``."""
+        return f"http://{self.server.http}/v2/models/{model}/{call}"
+
+    def metrics(self, model: str = "hubkv") -> dict[str, float]:
+        """The model's own metrics: ``name{label="value"}`` without the model's label."""
+        with urllib.request.urlopen(f"http://{self.server.metrics}/metrics", timeout=SECONDS) as answer:
+            text = answer.read().decode()
+        found = re.findall(r"^(hubkv_\w+)\{(.*)\} (\S+)$", text, flags=re.M)
+        mine = f'model="{model}"'
+        values = {}
+        for name, labels, value in found:
+            parts = labels.split(",")
+            if mine in parts:
+                parts.remove(mine)
+                values[name + (f"{{{parts[0]}}}" if parts else "")] = float(value)
+        return values
+
+    def wait_for(self, condition: Callable[[dict[str, float]], bool], model: str = "hubkv") -> dict[str, float]:
+        """Metrics that fulfil the condition."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            values = self.metrics(model)
+            if condition(values):
+                return values
+            assert time.monotonic() < deadline, values
+            time.sleep(0.2)
+
+    def wait_until_idle(self, model: str = "hubkv") -> dict[str, float]:
+        """Metrics when no request and no context is left and the whole cache is free again, all of them published."""
+        while True:
+            values = self.wait_for(lambda values: all(values[name] == 0 for name in HELD), model)
+            time.sleep(3 * PUBLISH_SECONDS)
+            if self.metrics(model) == values:
+                return values
+
+    def stop(self) -> int:
+        """Stops the server; its exit status."""
+        self._deadline.cancel()
+        return self.server.stop()
+
+
+HELD = (
+    'hubkv_requests{state="running"}',
+    'hubkv_requests{state="waiting"}',
+    "hubkv_contexts",
+    'hubkv_arena_bytes{of="used"}',
+    'hubkv_arena_bytes{of="reserved"}',
+    'hubkv_kv_bytes{of="kept"}',
+)
