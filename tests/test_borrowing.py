@@ -41,7 +41,8 @@ class Borrowing(EagerExecutor):
 def borrowing(engine: Path, **sizes: int) -> LLM:
     llm = LLM(engine, **sizes)
     opened = load_engine(engine)
-    llm._executor = Borrowing(opened.config, {**opened.weights, **opened.gate}, llm.cache)
+    weights = {**opened.weights, **opened.gate}
+    llm._executor = Borrowing(opened.config, weights, llm.cache, opened.load_tokenizer)
     llm._requests._prefill_bytes = llm._executor.prefill_bytes
     return llm
 
