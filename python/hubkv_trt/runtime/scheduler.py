@@ -31,11 +31,13 @@ class Policy:
             None: prompts go before decoding.
         questions_together: questions over contexts share a pass. The bits of their logits then depend on which do.
         make_room: frees cache that is kept but not in use until the request fits; whether it does then.
+        expecting: whether requests are on their way that hold cache already; the first of the queue waits for them.
     """
 
     prefill_tokens_per_step: int | None = None
     questions_together: bool = True
     make_room: Callable[[Sequence], bool] | None = None
+    expecting: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Scheduler:
             if budget is not None:
                 self._credit = min(budget, self._credit + budget)
             return Phase.DECODE, list(self.running)
-        if self.waiting and not self._look_again():
+        if self.waiting and not self.policy.expecting() and not self._look_again():
             self.finish(self.waiting[0], "error", self._full(self.waiting[0]))
         return Phase.IDLE, []
 

@@ -86,7 +86,9 @@ class Service:
         self._jobs: dict[Ticket, Job] = {}  # requests that have not ended
         self._outbox: list[tuple[Ticket, Increment]] = []
         self._encoding = threading.Lock()  # tokenizers are not made for two threads
-        self._scheduler.policy = Policy(prefill_tokens_per_step, questions_together=False, make_room=self._make_room)
+        self._scheduler.policy = Policy(
+            prefill_tokens_per_step, questions_together=False, make_room=self._make_room, expecting=self._expecting
+        )
         self._thread = threading.Thread(target=self._loop, name="hubkv-service", daemon=True)
         self._thread.start()
 
@@ -326,6 +328,11 @@ class Service:
     def _make_room(self, sequence: Sequence) -> bool:
         with self._wake:
             return self._contexts.make_room(sequence)
+
+    def _expecting(self) -> bool:
+        """Questions hold their contexts from ``submit`` on."""
+        with self._wake:
+            return bool(self._inbox)
 
     def _shut(self) -> None:
         """Everything ends; all memory comes back."""
