@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from hubkv_trt.runtime.cache import CacheFullError
 from hubkv_trt.runtime.llm import LLM, SamplingParams
-from hubkv_trt.runtime.scheduler import Phase
+from hubkv_trt.runtime.scheduler import Phase, Policy
 from hubkv_trt.runtime.service import Service, UnknownContextError
 from hubkv_trt.runtime.ticket import ServiceRequest
 from paced_engine import PacedEngine, first_seen, ids, until
@@ -186,3 +187,22 @@ def test_questions_run_between_decode_steps_too(engine: PacedEngine) -> None:
     starts = [i for i, phase in enumerate(phases) if phase is Phase.QUESTION]
     assert len(starts) == 4  # one by one: what a question gives does not depend on others
     assert all(later - earlier > 8 // 4 for earlier, later in pairwise(starts))
+
+
+def test_the_first_of_the_queue_does_not_fail_while_requests_are_on_their_way(
+    tiny_engine: Callable[..., Path],
+) -> None:
+    ledger = LLM(tiny_engine("llama")).cache.ledger
+    one = ledger.segment_bytes(200 * ledger.model.num_rows_per_token)
+    llm = LLM(tiny_engine("llama"), cache_bytes=one + ledger.tail_bytes(64), tail_tokens=64)
+    on_their_way = True
+    llm._scheduler.policy = Policy(expecting=lambda: on_their_way)
+    with llm.compress(ids(200), ratio=0.0):
+        (first,) = llm._requests.generation([ids(200)], SamplingParams(max_tokens=4), 0.0, None, False, False)
+        llm._scheduler.add(first)
+        assert [llm.step()[0] for _ in range(5)] == [Phase.IDLE] * 5
+        assert not first.finished
+        on_their_way = False
+        while not first.finished:
+            assert llm.step()[0] is Phase.IDLE
+        assert isinstance(first.error, CacheFullError)
