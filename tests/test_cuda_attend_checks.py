@@ -19,7 +19,7 @@ import test_plan
 from hubkv_trt import ops
 from on_device import DEVICES, emulated, on
 from ragged_cache import RaggedCache, new_rows, random_cache
-from simt.library import ROOT, build, load, run_under_asan
+from simt.library import ROOT, build, load, run_tests_under_asan
 from simt.mutate import remove_barriers
 
 HERE = Path(__file__).parent
@@ -146,17 +146,8 @@ def test_random_tables_are_never_a_fault() -> None:
 
 
 def test_sanitizers_find_nothing() -> None:
-    build("asan")
-    done = run_under_asan(
-        "-c",
-        "import os, sys, pytest; os.environ['HUBKV_TEST_DEVICE'] = 'sanitized'; sys.exit(pytest.main(sys.argv[1:]))",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-k",
-        "new_lengths or page_sizes or fused or infinity or (test_plan and 17)",
-        HERE / "test_cuda_attend.py",
-        timeout=400,
+    done = run_tests_under_asan(
+        HERE / "test_cuda_attend.py", "new_lengths or page_sizes or fused or infinity or (test_plan and 17)"
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 

@@ -19,7 +19,7 @@ import test_compact
 import test_refine
 import test_select
 from on_device import emulated
-from simt.library import ROOT, build, load, run_under_asan
+from simt.library import ROOT, build, load, run_tests_under_asan, run_under_asan
 from simt.mutate import remove_barriers
 
 HERE = Path(__file__).parent
@@ -55,17 +55,8 @@ def test_the_order_of_threads_changes_nothing(seed: int, monkeypatch: pytest.Mon
 
 
 def test_sanitizers_find_nothing() -> None:
-    build("asan")
-    done = run_under_asan(
-        "-c",
-        "import os, sys, pytest; os.environ['HUBKV_TEST_DEVICE'] = 'sanitized'; sys.exit(pytest.main(sys.argv[1:]))",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-k",
-        "equals_oracle and not every or alignment or strides or outside or pages",
-        HERE / "test_cuda_prefill.py",
-        timeout=400,
+    done = run_tests_under_asan(
+        HERE / "test_cuda_prefill.py", "equals_oracle and not every or alignment or strides or outside or pages"
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 

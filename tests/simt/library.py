@@ -100,3 +100,19 @@ def run_under_asan(*arguments: str | Path, timeout: float = 120) -> subprocess.C
     }
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+def run_tests_under_asan(file: Path, selection: str) -> subprocess.CompletedProcess[str]:
+    """The tests of ``file`` that pytest's ``-k selection`` takes, over the ``asan`` library, as ``run_under_asan``."""
+    build("asan")
+    return run_under_asan(
+        "-c",
+        "import os, sys, pytest; os.environ['HUBKV_TEST_DEVICE'] = 'sanitized'; sys.exit(pytest.main(sys.argv[1:]))",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        selection,
+        file,
+        timeout=400,
+    )
