@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every setting that outlives a call, as frozen dataclasses. Unknown keys, wrong types and bad values are errors.
+
+Each class reads itself from plain JSON data with ``from_dict`` and gives it back with ``to_dict``.
+"""
+
+from .base import Config, require
+from .engine import SCHEMA_VERSION, Backend, EngineConfig, TensorRTConfig, WeightsPlace, check_plans
+from .hubkv import DEFAULT_PRESET, PRESETS, Budget, HubKVConfig, Scope, Scorer, budget, check_ratio
+from .model import DType, ModelConfig, RopeConfig
+
+__all__ = [
+    "DEFAULT_PRESET",
+    "PRESETS",
+    "SCHEMA_VERSION",
+    "Backend",
+    "Budget",
+    "Config",
+    "DType",
+    "EngineConfig",
+    "HubKVConfig",
+    "ModelConfig",
+    "RopeConfig",
+    "Scope",
+    "Scorer",
+    "TensorRTConfig",
+    "WeightsPlace",
+    "budget",
+    "check_plans",
+    "check_ratio",
+    "require",
+]
