@@ -28,7 +28,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 export PYTHONDONTWRITEBYTECODE :=
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test serve lint format bench setup clean
+.PHONY: demo test serve lint format bench setup clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -73,8 +73,12 @@ $(STAMPS)/venv: constraints.txt
 	@$(PIP) scikit-build-core cmake ninja
 	@mkdir -p $(STAMPS) && touch $@
 
-# The editable install reads Python files in place; only the core has to be built again when its sources change.
-$(STAMPS)/package: $(STAMPS)/venv pyproject.toml $(CORE)
+# The editable install reads Python files in place, from a list of modules that it makes: it is done again when that list or
+# the sources of the core change.
+$(STAMPS)/modules: $(STAMPS)/venv FORCE
+	@find python -name '*.py' | sort | cmp -s - $@ || find python -name '*.py' | sort > $@
+
+$(STAMPS)/package: $(STAMPS)/venv $(STAMPS)/modules pyproject.toml $(CORE)
 	@echo "== building the C++ core, installing hubkv-trt"
 	@$(PIP) --no-build-isolation --editable .
 	@touch $@
