@@ -12,8 +12,9 @@ from ..config import Budget, EngineConfig, HubKVConfig, budget, check_ratio, req
 from .cache import Cache
 from .context import CompressedContext
 from .detokenizer import Detokenizer
+from .edits import LogitEdits, make_edits
 from .prompts import Encoder, as_list, per_prompt
-from .sampler import SamplingParams
+from .sampling_params import SamplingParams
 from .sequence import Sequence
 
 KEEP_ALL = HubKVConfig(ratio=0.0, sink_tokens=0, window_ratio=0.0)
@@ -73,7 +74,7 @@ class Requests:
         self, token_ids: np.ndarray, params: SamplingParams, context: CompressedContext, stream: bool
     ) -> Sequence:
         """What follows a context, the rest of its turn (``context.ending``) included."""
-        return self._sequence(token_ids, params, context.num_tokens, stream, ratio=context.stats.ratio, context=context)
+        return self._sequence(token_ids, params, stream, context, ratio=context.stats.ratio)
 
     def document(self, document: Any, ratio: float | None, chat: bool) -> tuple[Sequence, str]:
         """The sequence that compresses a document, and the text that ends each question's turn."""
@@ -96,12 +97,18 @@ class Requests:
         )
         kept = budget(config.model, hubkv or KEEP_ALL, num_tokens, ratio)
         num_bytes = self._prefill_bytes(num_tokens, kept)
-        return self._sequence(token_ids, params, 0, stream, ratio=ratio, budget=kept, prefill_bytes=num_bytes)
+        return self._sequence(token_ids, params, stream, ratio=ratio, budget=kept, prefill_bytes=num_bytes)
 
     def _sequence(
-        self, token_ids: np.ndarray, params: SamplingParams | None, context_tokens: int, stream: bool, **fields: Any
+        self,
+        token_ids: np.ndarray,
+        params: SamplingParams | None,
+        stream: bool,
+        context: CompressedContext | None = None,
+        **fields: Any,
     ) -> Sequence:
-        model, total = self._config.model, context_tokens + len(token_ids)
+        model = self._config.model
+        total = len(token_ids) + (context.num_tokens if context else 0)
         room = model.max_position_embeddings - total
         max_tokens = 0
         if params is not None:
@@ -115,7 +122,10 @@ class Requests:
         end_ids = set(params.stop_token_ids) if params else set()
         if params and not params.ignore_eos:
             end_ids |= set(model.eos_token_ids)
-        detokenizer = Detokenizer(self._tokenizer, params.stop if params else ())
+        detokenizer, edits = Detokenizer(self._tokenizer), None
+        if params is not None:
+            detokenizer = Detokenizer(self._tokenizer, params.stop, params.min_tokens)
+            edits = self._edits(params, token_ids, context, end_ids)
         sequence = Sequence(
             token_ids,
             params,
@@ -123,10 +133,24 @@ class Requests:
             end_ids=frozenset(end_ids),
             detokenizer=detokenizer,
             stream=stream,
+            edits=edits,
+            context=context,
             **fields,
         )
         self._cache.check_can_ever_fit(sequence.own_rows, sequence.tail_limit, sequence.prefill_bytes)
         return sequence
+
+    def _edits(
+        self, params: SamplingParams, token_ids: np.ndarray, context: CompressedContext | None, end_ids: set[int]
+    ) -> LogitEdits | None:
+        bad_words = self.encoder.words("bad_words", params.bad_words)
+        vocab_size = self._config.model.vocab_size
+        ends = {token for token in end_ids if token < vocab_size} if params.min_tokens else set()
+        ruled_out = len({word[-1] for word in bad_words} | ends)
+        name = "bad_words" if bad_words else "stop_token_ids"
+        require(ruled_out < vocab_size, name, getattr(params, name), "leaving a token that can be generated")
+        prompt = token_ids if context is None else np.concatenate([context.token_ids, token_ids])
+        return make_edits(params, prompt, ends, bad_words)
 
     def _check_context(self, context: CompressedContext, ratio: Any, chat: bool) -> None:
         require(isinstance(context, CompressedContext), "context", context, "a CompressedContext")
