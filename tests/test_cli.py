@@ -90,6 +90,7 @@ def test_help(command: str, hubkv: Any) -> None:
         ("generate", "--document", "x.txt", "--question", "who?", "--prompt", "p"),
         ("generate", "--prompt", "a", "--prompt", "b", "--stream"),
         ("generate", "--prompt", "a", "--ratio", "1.5"),
+        ("generate", "--prompt", "a", "--log-probs"),
         ("bench", "--lengths", "0"),
         ("bench", "--lengths", ""),
         ("bench", "--ratios", "0,1"),
@@ -233,6 +234,17 @@ def test_generate_prints_what_the_runtime_gives(
     results = [json.loads(line) for line in out.splitlines()]
     assert [result["text"] for result in results] == expected
     assert all(result["stats"]["ratio"] == 0.5 for result in results)
+
+    asked = {"min_tokens": 12, "repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1,
+             "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "seed": 5}  # fmt: skip
+    words = [word for name, value in asked.items() for word in ("--" + name.replace("_", "-"), value)]
+    words += ["--bad-word", "e", "--bad-word", "th", "--stop", "zq", "--json", "--log-probs"]
+    status, out, _ = hubkv("generate", *options, "--prompt", prompts[0], *words)
+    params = SamplingParams(max_tokens=12, bad_words=("e", "th"), stop=("zq",), return_log_probs=True, **asked)  # type: ignore[arg-type]
+    (output,) = llm.generate(prompts[0], params, ratio=0.5, chat=True)
+    result = json.loads(out)
+    for name in ("text", "token_ids", "finish_reason", "output_log_probs", "cum_log_probs"):
+        assert result[name] == getattr(output, name)
 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(prompts[1].encode())))
     assert hubkv("generate", *options, "--prompt-file", "-")[1] == expected[1] + "\n"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request may ask for beside its prompt, end to end on tiny models: against transformers' ``generate``, alone and
-in a batch, over a context, in streams and in the service."""
+"""What a request may ask for beside its prompt, end to end on tiny models: against transformers' ``generate``, alone
+and in a batch, over a context, in streams and in the service."""
 
 from __future__ import annotations
 
@@ -30,10 +30,6 @@ def tiny(tiny_engine: Callable[..., Path]) -> LLM:
 @pytest.fixture(scope="module")
 def reference(tiny_model: Callable[..., Path]) -> Any:
     return AutoModelForCausalLM.from_pretrained(tiny_model("llama")).eval()
-
-
-def spoken(llm: LLM, tokens: list[int]) -> str:
-    return str(llm.tokenizer.decode(tokens))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -90,11 +86,10 @@ def test_min_tokens(tiny: LLM) -> None:
     prompt = ids(50, 4)
     (free,) = tiny.generate(prompt, SamplingParams(max_tokens=30, ignore_eos=True))
     end = free.token_ids[4]
-    (ended,) = tiny.generate(prompt, SamplingParams(max_tokens=30, ignore_eos=True, stop_token_ids=(end,)))
+    asked: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True, "stop_token_ids": (end,)}
+    (ended,) = tiny.generate(prompt, SamplingParams(**asked))
     assert len(ended.token_ids) <= 5
-    (longer,) = tiny.generate(
-        prompt, SamplingParams(max_tokens=30, min_tokens=12, ignore_eos=True, stop_token_ids=(end,))
-    )
+    (longer,) = tiny.generate(prompt, SamplingParams(**asked, min_tokens=12))
     assert end not in longer.token_ids[:12]
     assert len(longer.token_ids) > 12
 
@@ -168,11 +163,11 @@ def test_a_request_gives_the_same_alone_in_a_batch_and_in_the_service(tiny: LLM)
 
 def test_requests_that_rule_everything_out_are_refused(tiny: LLM) -> None:
     every = tuple(range(tiny.config.model.vocab_size))
-    with pytest.raises(ValueError, match="^stop_token_ids: "):
+    with pytest.raises(ValueError, match=r"^stop_token_ids: "):
         tiny.generate(ids(5), SamplingParams(max_tokens=3, min_tokens=1, stop_token_ids=every))
-    with pytest.raises(ValueError, match="^bad_words: "):
+    with pytest.raises(ValueError, match=r"^bad_words: "):
         tiny.generate(ids(5), SamplingParams(max_tokens=3, min_tokens=1, stop_token_ids=every, bad_words=("x",)))
-    with pytest.raises(ValueError, match="^bad_words: .*cannot be tokenized"):
+    with pytest.raises(ValueError, match=r"^bad_words: .*cannot be tokenized"):
         tiny.generate(ids(5), SamplingParams(bad_words=("\udcff",)))
     (output,) = tiny.generate(ids(5), SamplingParams(max_tokens=3, min_tokens=3, stop_token_ids=(10**9,)))
     assert len(output.token_ids) == 3  # a token that there is not
