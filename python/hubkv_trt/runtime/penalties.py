@@ -31,10 +31,10 @@ class Penalties:
         self.repetition = params.repetition_penalty
         self._presence = params.presence_penalty
         self._frequency = params.frequency_penalty
-        known = np.unique(prompt) if self.repetition != 1 else np.empty(0, np.int64)
+        known = np.flatnonzero(np.bincount(prompt)) if self.repetition != 1 else np.empty(0, np.int64)
         self._slots = dict(zip(known.tolist(), range(len(known)), strict=True))
         self._counts: dict[int, int] = {}
-        self._tokens = known.astype(np.int64)  # with room behind
+        self._tokens = known  # with room behind
         self._amounts = np.zeros(len(known), np.float32)
 
     @property

@@ -84,11 +84,13 @@ def _draw(logits: torch.Tensor, params: list[SamplingParams], uniform: torch.Ten
     device, size = logits.device, logits.shape[-1]
     # in float64 and away from the maximum first: a tiny temperature must not overflow
     scale = on_device(device, [p.temperature for p in params], torch.float64).unsqueeze(1)
+    min_p = on_device(device, [p.min_p for p in params], torch.float64).unsqueeze(1)
     out = torch.empty(len(params), dtype=torch.int64, device=device)
     plain = [r for r, p in enumerate(params) if (p.top_k == 0 or p.top_k >= size) and p.top_p == 1]
     if plain:
         weights = _weights(take_rows(logits, plain), take_rows(scale, plain))
-        weights = weights.where(_likely(weights, [params[r] for r in plain]), 0.0)
+        if any(params[r].min_p for r in plain):
+            weights = weights.where(weights >= take_rows(min_p, plain), 0.0)  # the largest weight is 1
         set_rows(out, plain, _pick(weights, take_rows(uniform, plain)))
     cut = [r for r in range(len(params)) if r not in set(plain)]
     count = min(size, max([_CANDIDATES, *(params[r].top_k + 1 for r in cut)]))
@@ -107,7 +109,8 @@ def _draw(logits: torch.Tensor, params: list[SamplingParams], uniform: torch.Ten
         p = on_device(device, [params[r].top_p for r in cut], torch.float64).unsqueeze(1)
         # a token stays while the mass before it is below top_p: the first always does
         kept &= (weights.cumsum(-1) - weights < p * total) | (p == 1)
-        kept &= _likely(weights, [params[r] for r in cut])
+        if any(params[r].min_p for r in cut):
+            kept &= weights >= take_rows(min_p, cut)
         picked = _pick(weights.where(kept, 0.0), take_rows(uniform, cut))
         set_rows(out, cut, ids.gather(1, picked.unsqueeze(1)).squeeze(1))
         if count == size:
@@ -134,12 +137,6 @@ def _ranked(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
 def _weights(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     """exp((x - max) / temperature), float64: probabilities up to a factor."""
     return ((logits - logits.amax(-1, keepdim=True)).double() / temperature).exp()
-
-
-def _likely(weights: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
-    """What ``min_p`` leaves: bool [R, n]. The largest weight is 1."""
-    least = on_device(weights.device, [p.min_p for p in params], torch.float64).unsqueeze(1)
-    return weights >= least
 
 
 def _sum(weights: torch.Tensor) -> torch.Tensor:
