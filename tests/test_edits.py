@@ -155,6 +155,14 @@ def test_a_broken_row_stays_broken() -> None:
     assert sample(edit_logits(logits, [edit, None]), [SamplingParams()] * 2, [])[1].tolist() == [False, False]
 
 
+@pytest.mark.parametrize("cut", [{}, {"top_k": 250}, {"top_p": 0.999}], ids=str)
+def test_a_banned_token_is_drawn_at_no_temperature(cut: dict[str, Any]) -> None:
+    edit = edits([1], [(token,) for token in range(4, VOCAB)])
+    params, generator = SamplingParams(temperature=3e38, **cut), random.Random(0)
+    logits = edit_logits(logits_of(1, 1), [edit])
+    assert {int(sample(logits, [params], [generator])[0]) for _ in range(60)} == {0, 1, 2, 3}
+
+
 # ---- log probabilities -----------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ _NUMBERS: tuple[tuple[str, type, str, str], ...] = (
     ("--top-p", float, "X", "draw from the most likely tokens of that mass (default: 1)"),
     ("--min-p", float, "X", "draw from tokens at least X times as likely as the likeliest (default: 0)"),
     ("--seed", int, "N", "makes draws repeatable"),
-    ("--repetition-penalty", float, "X", "makes tokens of prompt and output less likely, from 1 on (default: 1)"),
+    ("--repetition-penalty", float, "X", "above 1: makes tokens of prompt and output less likely (default: 1)"),
     ("--presence-penalty", float, "X", "subtracted from logits of tokens in the output (default: 0)"),
     ("--frequency-penalty", float, "X", "the same, times how often they are there (default: 0)"),
 )

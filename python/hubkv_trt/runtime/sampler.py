@@ -16,6 +16,7 @@ from .sampling_params import SamplingParams
 
 __all__ = ["Sampled", "SamplingParams", "draw", "sample"]
 
+_LOWEST = torch.finfo(torch.float32).min
 _CANDIDATES = 1024  # a nucleus is looked for among so many of the best tokens before all are sorted
 
 
@@ -74,7 +75,7 @@ def sample(
     drawn = [b for b, p in enumerate(params) if not p.greedy]
     if drawn:
         uniform = on_device(logits.device, [generators[b].random() for b in drawn], torch.float64)
-        rows = torch.nan_to_num(take_rows(logits, drawn), nan=-math.inf, posinf=0.0)
+        rows = torch.nan_to_num(take_rows(logits, drawn), nan=-math.inf, posinf=0.0, neginf=-math.inf)
         set_rows(tokens, drawn, _draw(rows, [params[b] for b in drawn], uniform))
     return tokens, valid
 
@@ -116,7 +117,7 @@ def _draw(logits: torch.Tensor, params: list[SamplingParams], uniform: torch.Ten
         if count == size:
             break
         # right only where the last one kept beats the last candidate, and so every token that was not looked at
-        last = ranked.gather(1, kept.sum(-1, keepdim=True) - 1).squeeze(1)
+        last = ranked.gather(1, (kept.sum(-1, keepdim=True) - 1).clamp_(min=0)).squeeze(1)
         cut = [r for r, again in zip(cut, (last <= ranked[:, -1]).tolist(), strict=True) if again]
         count = size
     return out
@@ -135,8 +136,8 @@ def _ranked(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _weights(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """exp((x - max) / temperature), float64: probabilities up to a factor."""
-    return ((logits - logits.amax(-1, keepdim=True)).double() / temperature).exp()
+    """exp((x - max) / temperature), float64: probabilities up to a factor; 0 for -inf at any temperature."""
+    return ((logits - logits.amax(-1, keepdim=True).clamp_(min=_LOWEST)).double() / temperature).exp()
 
 
 def _sum(weights: torch.Tensor) -> torch.Tensor:
