@@ -161,6 +161,21 @@ def test_a_request_gives_the_same_alone_in_a_batch_and_in_the_service(tiny: LLM)
         assert [told(ticket.result(60)) for ticket in tickets] == alone
 
 
+def test_a_question_in_the_service(tiny: LLM) -> None:
+    """It counts its document as in a call, and what is wrong with it is told before the document is compressed."""
+    document = "A document that repeats itself, as documents do. " * 5
+    params = SamplingParams(max_tokens=16, bad_words=("a", "e"), min_tokens=16, return_log_probs=True, **PENALTIES)
+    with tiny.compress(document, ratio=0.5) as context:
+        (wanted,) = tiny.generate("Does it?", params, context=context)
+    broken = SamplingParams(bad_words=("\udcff",))
+    with Service(tiny) as service:
+        with pytest.raises(ValueError, match=r"^bad_words: "):
+            service.submit(ServiceRequest("Does it?", broken, 0.5, context_id="c", document=document))
+        assert not service.has_context("c")
+        output = service.submit(ServiceRequest("Does it?", params, 0.5, context_id="c", document=document)).result(60)
+    assert (output.text, output.output_log_probs) == (wanted.text, wanted.output_log_probs)
+
+
 def test_requests_that_rule_everything_out_are_refused(tiny: LLM) -> None:
     every = tuple(range(tiny.config.model.vocab_size))
     with pytest.raises(ValueError, match=r"^stop_token_ids: "):

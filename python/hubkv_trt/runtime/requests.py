@@ -12,7 +12,7 @@ from ..config import Budget, EngineConfig, HubKVConfig, budget, check_ratio, req
 from .cache import Cache
 from .context import CompressedContext
 from .detokenizer import Detokenizer
-from .edits import LogitEdits, make_edits
+from .edits import make_edits
 from .prompts import Encoder, as_list, per_prompt
 from .sampling_params import SamplingParams
 from .sequence import Sequence
@@ -70,6 +70,10 @@ class Requests:
         self._check_context(context, ratio, chat)
         return self.question(self.encoder.question(prompt, context.ending), params, context, stream)
 
+    def check(self, params: SamplingParams) -> None:
+        """Refuses of the parameters what ``question`` would, before the context is there. Any thread may ask."""
+        self._ruled_out(params)
+
     def question(
         self, token_ids: np.ndarray, params: SamplingParams, context: CompressedContext, stream: bool
     ) -> Sequence:
@@ -119,13 +123,12 @@ class Requests:
                 f"less than {model.max_position_embeddings}, the model's max_position_embeddings",
             )
             max_tokens = min(params.max_tokens, room)
-        end_ids = set(params.stop_token_ids) if params else set()
-        if params and not params.ignore_eos:
-            end_ids |= set(model.eos_token_ids)
-        detokenizer, edits = Detokenizer(self._tokenizer), None
+        detokenizer, edits, end_ids = Detokenizer(self._tokenizer), None, set[int]()
         if params is not None:
             detokenizer = Detokenizer(self._tokenizer, params.stop, params.min_tokens)
-            edits = self._edits(params, token_ids, context, end_ids)
+            bad_words, end_ids = self._ruled_out(params)
+            text = token_ids if context is None else np.concatenate([context.token_ids, token_ids])
+            edits = make_edits(params, text, end_ids, bad_words)
         sequence = Sequence(
             token_ids,
             params,
@@ -140,17 +143,16 @@ class Requests:
         self._cache.check_can_ever_fit(sequence.own_rows, sequence.tail_limit, sequence.prefill_bytes)
         return sequence
 
-    def _edits(
-        self, params: SamplingParams, token_ids: np.ndarray, context: CompressedContext | None, end_ids: set[int]
-    ) -> LogitEdits | None:
+    def _ruled_out(self, params: SamplingParams) -> tuple[list[tuple[int, ...]], set[int]]:
+        """Token ids of the bad words, and the tokens that end a sequence."""
+        model = self._config.model
         bad_words = self.encoder.words("bad_words", params.bad_words)
-        vocab_size = self._config.model.vocab_size
-        ends = {token for token in end_ids if token < vocab_size} if params.min_tokens else set()
-        ruled_out = len({word[-1] for word in bad_words} | ends)
+        end_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else set(model.eos_token_ids))
+        end_ids = {token for token in end_ids if token < model.vocab_size}
+        ruled_out = {word[-1] for word in bad_words} | (end_ids if params.min_tokens else set())
         name = "bad_words" if bad_words else "stop_token_ids"
-        require(ruled_out < vocab_size, name, getattr(params, name), "leaving a token that can be generated")
-        prompt = token_ids if context is None else np.concatenate([context.token_ids, token_ids])
-        return make_edits(params, prompt, ends, bad_words)
+        require(len(ruled_out) < model.vocab_size, name, getattr(params, name), "leaving a token that can be generated")
+        return bad_words, end_ids
 
     def _check_context(self, context: CompressedContext, ratio: Any, chat: bool) -> None:
         require(isinstance(context, CompressedContext), "context", context, "a CompressedContext")
