@@ -77,5 +77,5 @@ class Executor(Protocol):
         generators: Sequence[random.Random],
         edits: Sequence[LogitEdits | None] = (),
     ) -> Sampled:
-        """Tokens from logits float32 [B, V] of the last pass, each row with its own edits (``runtime.sampler.draw``)."""
+        """Tokens from logits float32 [B, V] of the last pass, each with its own edits (``runtime.sampler.draw``)."""
         ...
