@@ -18,6 +18,7 @@ from ...models.decoder import Decoder
 from ...scorers.create import create_scorer
 from ..batch import Batch
 from ..cache import Cache, Segment
+from ..edits import LogitEdits
 from ..memory import trim_heap
 from ..sampler import Sampled, SamplingParams, draw
 from .executor import Prefill
@@ -89,10 +90,14 @@ class EagerExecutor:
         return 0
 
     def sample(
-        self, logits: torch.Tensor, params: Sequence[SamplingParams], generators: Sequence[random.Random]
+        self,
+        logits: torch.Tensor,
+        params: Sequence[SamplingParams],
+        generators: Sequence[random.Random],
+        edits: Sequence[LogitEdits | None] = (),
     ) -> Sampled:
         """As ``Executor.sample``."""
-        return draw(logits, params, generators)
+        return draw(logits, params, generators, edits)
 
     @torch.inference_mode()
     def extend(self, batch: Batch, token_ids: torch.Tensor, new_lengths: torch.Tensor | None = None) -> torch.Tensor:
