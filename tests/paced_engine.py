@@ -24,24 +24,36 @@ class PacedEngine:
     Attributes:
         llm: the engine.
         steps: (phase, sequences) of every step that did something.
+        spent: tokens of prompts and questions that each of them ran.
         errors: what the audits found.
         at_gate: the service has taken what came in and waits to step.
+        after_step: called once, behind the next step.
     """
 
     def __init__(self, engine: Path, **options: Any) -> None:
         self.llm = LLM(engine, **options)
         self.steps: list[tuple[Phase, list[Any]]] = []
+        self.spent: list[int] = []
         self.errors: list[Exception] = []
         self.at_gate = False
+        self.after_step: Callable[[], None] | None = None
         self._open = threading.Event()
         self._open.set()
         self._step = self.llm.step
         self.llm.step = self._paced  # type: ignore[method-assign]
+        self._spend = self.llm._scheduler.spend
+        self.llm._scheduler.spend = self._counted  # type: ignore[method-assign]
+        self._now = 0
+
+    def _counted(self, tokens: int) -> None:
+        self._now += tokens
+        self._spend(tokens)
 
     def _paced(self) -> tuple[Phase, list[Any]]:
         self.at_gate = not self._open.is_set()
         self._open.wait(60)
         self.at_gate = False
+        self._now = 0
         try:
             phase, sequences = self._step()
             self.llm.cache.audit()
@@ -50,6 +62,10 @@ class PacedEngine:
             raise
         if phase is not Phase.IDLE:
             self.steps.append((phase, sequences))
+            self.spent.append(self._now)
+        after_step, self.after_step = self.after_step, None
+        if after_step is not None:
+            after_step()
         return phase, sequences
 
     @contextmanager
@@ -65,6 +81,7 @@ class PacedEngine:
     def service(self, **options: Any) -> Iterator[Service]:
         """A service; behind the block everything that it held is back, and its counters say so."""
         self.steps.clear()
+        self.spent.clear()
         service = Service(self.llm, **options)
         try:
             yield service
@@ -93,5 +110,6 @@ def until(condition: Callable[[], Any], seconds: float = 30) -> None:
 
 
 def first_seen(steps: Sequence[tuple[Phase, list[Any]]]) -> list[int]:
-    """Lengths of the prompts, in the order in which they were prefilled."""
-    return [len(sequences[0].token_ids) for phase, sequences in steps if phase is Phase.PREFILL]
+    """Lengths of the prompts, in the order in which their prefill began."""
+    prompts = {id(s[0]): len(s[0].token_ids) for phase, s in steps if phase is Phase.PREFILL}
+    return list(prompts.values())

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import numpy as np
@@ -31,11 +31,13 @@ class Borrowing(EagerExecutor):
     def prefill_bytes(self, num_tokens: int, budget: Budget) -> int:
         return self._cache.ledger.dense_bytes(num_tokens)
 
-    def prefill(self, token_ids: np.ndarray, budget: Budget, alpha: float, window: int, segment: Segment) -> Prefill:
+    def prefill_by_layers(
+        self, token_ids: np.ndarray, budget: Budget, alpha: float, window: int, segment: Segment
+    ) -> Generator[None, None, Prefill]:
         num_bytes = self.prefill_bytes(len(token_ids), budget)
         with self._cache.lend(num_bytes) as offset:
             self._cache.arena[offset : offset + num_bytes].fill_(0xFF)
-            return super().prefill(token_ids, budget, alpha, window, segment)
+            return (yield from super().prefill_by_layers(token_ids, budget, alpha, window, segment))
 
 
 def borrowing(engine: Path, **sizes: int) -> LLM:

@@ -18,8 +18,9 @@ from .batch import Batch
 from .cache import Cache, CacheFullError
 from .context import CompressedContext
 from .executors.create import create_executor
-from .executors.executor import Executor
+from .executors.executor import Executor, LayerwiseExecutor
 from .memory import trim_heap
+from .prefill_run import PrefillRun, in_one_piece
 from .prompts import Prompt
 from .requests import Requests
 from .sampler import SamplingParams
@@ -155,14 +156,18 @@ class LLM:
     # -- the loop: schedule, run, postprocess
 
     def step(self) -> tuple[Phase, list[Sequence]]:
-        """One pass of the model for the sequences that the scheduler names, which it gives back."""
+        """One pass of the model for the sequences that the scheduler names, which it gives back. A prefill may pause:
+        the sequence has ``Sequence.prefill`` then."""
         phase, sequences = self._scheduler.schedule()
         if phase is Phase.IDLE:
             return phase, sequences
         start = time.perf_counter()
         try:
             logits = self._run(phase, sequences)
-            self._postprocess(phase, sequences, logits, start)
+            if logits is None:
+                _count_seconds(phase, sequences, start)
+            else:
+                self._postprocess(phase, sequences, logits, start)
         except Exception as error:  # these requests fail, the others go on
             traceback.clear_frames(error.__traceback__)  # the error must not keep a prompt's dense K/V
             for sequence in sequences:
@@ -174,8 +179,8 @@ class LLM:
             raise
         return phase, sequences
 
-    def _run(self, phase: Phase, sequences: list[Sequence]) -> torch.Tensor:
-        """Logits float32 [B, V] of the token that follows each sequence."""
+    def _run(self, phase: Phase, sequences: list[Sequence]) -> torch.Tensor | None:
+        """Logits float32 [B, V] of the token that follows each sequence; None where a prefill has paused."""
         if phase is Phase.PREFILL:
             return self._prefill(sequences[0])
         if phase is Phase.QUESTION:
@@ -189,29 +194,45 @@ class LLM:
             self._next_tokens = torch.tensor([[s.output_ids[-1]] for s in sequences], dtype=torch.int32)
         return self._executor.extend(self._batch, self._next_tokens)
 
-    def _prefill(self, sequence: Sequence) -> torch.Tensor:
-        config, stats, budget = self.config, sequence.stats, sequence.budget
+    def _prefill(self, sequence: Sequence) -> torch.Tensor | None:
+        """Begins a prefill or goes on with it, for as long as the scheduler lets it."""
+        run = sequence.prefill or self._begin(sequence)
+        sequence.prefill = None  # where an error ends it
+        before = run.tokens
+        done = run.advance(self._scheduler.prefill_tokens)
+        self._scheduler.spend(run.tokens - before)
+        if done is None:
+            sequence.prefill = run
+            return None
+        sequence.stats.seconds.update(done.seconds)
+        sequence.kept_rows = done.rows
+        return done.logits
+
+    def _begin(self, sequence: Sequence) -> PrefillRun:
+        config, stats, segment, budget = self.config, sequence.stats, sequence.segment, sequence.budget
+        assert segment is not None
         assert budget is not None
-        assert sequence.segment is not None
+        num_tokens = len(sequence.token_ids)
         alpha = window = 0.0
         if config.hubkv is not None:
-            alpha, window = config.hubkv.alpha(stats.ratio), config.hubkv.window(len(sequence.token_ids))
-        done = self._executor.prefill(sequence.token_ids, budget, alpha, int(window), sequence.segment)
-        stats.seconds.update(done.seconds)
-        sequence.kept_rows = done.rows
+            alpha, window = config.hubkv.alpha(stats.ratio), config.hubkv.window(num_tokens)
         stats.effective_ratio = budget.effective_ratio
-        stats.bytes_dense = self.cache.ledger.dense_bytes(len(sequence.token_ids))
-        stats.bytes_kept = sequence.segment.num_bytes
-        return done.logits
+        stats.bytes_dense = self.cache.ledger.dense_bytes(num_tokens)
+        stats.bytes_kept = segment.num_bytes
+        arguments = (sequence.token_ids, budget, alpha, int(window), segment)
+        executor = self._executor
+        if isinstance(executor, LayerwiseExecutor):
+            return PrefillRun(executor.prefill_by_layers(*arguments), num_tokens, config.model.num_layers)
+        return PrefillRun(in_one_piece(executor, *arguments), num_tokens, 1)
 
     def _postprocess(self, phase: Phase, sequences: list[Sequence], logits: torch.Tensor, start: float) -> None:
         if sequences[0].params is None:  # a document: nothing is generated, its segment stays
             sequence = sequences[0]
-            stats = sequence.stats
             assert sequence.segment is not None
             sequence.read_rows()
-            stats.seconds["prefill"] = time.perf_counter() - start
-            sequence.compressed = CompressedContext(self.cache, sequence.segment, len(sequence.token_ids), stats)
+            _count_seconds(phase, sequences, start)
+            size = len(sequence.token_ids)
+            sequence.compressed = CompressedContext(self.cache, sequence.segment, size, sequence.stats)
             self._scheduler.finish(sequence, "stop")
             return
         params = [s.params for s in sequences if s.params]
@@ -220,10 +241,8 @@ class LLM:
             sequences[0].read_rows()
         if phase is Phase.DECODE:
             self._next_tokens = sampled.next_tokens
-        name = {Phase.PREFILL: "prefill", Phase.QUESTION: "extend", Phase.DECODE: "decode"}[phase]
-        seconds = time.perf_counter() - start
+        _count_seconds(phase, sequences, start)
         for sequence, token, ok in zip(sequences, sampled.tokens, sampled.valid, strict=True):
-            sequence.stats.seconds[name] = sequence.stats.seconds.get(name, 0.0) + seconds
             sequence.stats.decode_steps += phase is Phase.DECODE
             if not ok:
                 error = ValueError("logits: NaN or infinite; check the engine's weights and dtype")
@@ -266,6 +285,13 @@ class LLM:
     def _abort(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
             self._scheduler.finish(sequence, "aborted")
+
+
+def _count_seconds(phase: Phase, sequences: list[Sequence], start: float) -> None:
+    name = {Phase.PREFILL: "prefill", Phase.QUESTION: "extend", Phase.DECODE: "decode"}[phase]
+    seconds = time.perf_counter() - start
+    for sequence in sequences:
+        sequence.stats.seconds[name] = sequence.stats.seconds.get(name, 0.0) + seconds
 
 
 def _results(sequences: list[Sequence]) -> list[RequestOutput]:

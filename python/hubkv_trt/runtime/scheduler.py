@@ -26,9 +26,10 @@ class Policy:
     """How a scheduler weighs new requests against running ones.
 
     Attributes:
-        prefill_tokens_per_step: tokens of prompts and questions that may run between two decode steps. A prompt runs
-            whole and may be longer: decoding then has as many steps as its tokens are worth before the next one starts.
-            None: prompts go before decoding.
+        prefill_tokens_per_step: tokens of prompts and questions that may run between two decode steps. Where the
+            executor stops between layers (``PrefillRun``) what is more than that waits for the next decode step; what
+            cannot be cut runs whole, and decoding then has as many steps as it is worth before anything else runs.
+            None: prompts go before decoding, whole.
         questions_together: questions over contexts share a pass. The bits of their logits then depend on which do.
         make_room: frees cache that is kept but not in use until the request fits; whether it does then.
         expecting: whether requests are on their way that hold cache already; the first of the queue waits for them.
@@ -56,7 +57,7 @@ class Scheduler:
 
     Attributes:
         waiting: not started yet, in order.
-        running: hold cache, and decode together.
+        running: hold cache; they decode together but for one whose prefill has paused (``Sequence.prefill``).
         policy: may be set between two steps.
     """
 
@@ -77,33 +78,47 @@ class Scheduler:
         insort(self.waiting, sequence, key=lambda s: s.queue_key)
 
     def schedule(self) -> tuple[Phase, list[Sequence]]:
-        """The next step. Sequences that it starts hold their cache when this returns.
+        """The next step. Sequences that it starts hold their cache when this returns; a prompt whose prefill has paused
+        goes on before another starts.
 
         Where the first of the queue has no room and nothing runs that could give some back, it fails with
         ``CacheFullError`` (open contexts hold the cache).
         """
         started: list[Sequence] = []
         budget = self.policy.prefill_tokens_per_step
-        if budget is not None and not self.running:
+        paused = [s for s in self.running if s.prefill is not None]
+        decoding = [s for s in self.running if s.prefill is None]
+        if budget is not None and not decoding:
             self._credit = budget
         if budget is None or self._credit > 0:
+            if paused:
+                return Phase.PREFILL, paused
             while (sequence := self._next(started)) is not None:
                 self._start(sequence)
                 started.append(sequence)
-                self._credit -= len(sequence.token_ids)
                 if sequence.context is None:
                     return Phase.PREFILL, started
+                self.spend(len(sequence.token_ids))
                 if not self.policy.questions_together:
                     break
         if started:
             return Phase.QUESTION, started
-        if self.running:
+        if decoding:
             if budget is not None:
                 self._credit = min(budget, self._credit + budget)
-            return Phase.DECODE, list(self.running)
+            return Phase.DECODE, decoding
         if self.waiting and not self.policy.expecting() and not self._look_again():
             self.finish(self.waiting[0], "error", self._full(self.waiting[0]))
         return Phase.IDLE, []
+
+    @property
+    def prefill_tokens(self) -> int | None:
+        """What a prefill may run now; None: all of it."""
+        return None if self.policy.prefill_tokens_per_step is None else self._credit
+
+    def spend(self, tokens: int) -> None:
+        """Notes that so many tokens of prompts or questions run in this step."""
+        self._credit -= tokens
 
     def finish(self, sequence: Sequence, reason: str, error: Exception | None = None) -> None:
         """Ends a sequence in any state and gives all it holds back."""
@@ -113,12 +128,14 @@ class Scheduler:
             self.waiting.remove(sequence)
         elif sequence.status is Status.RUNNING:
             self.running.remove(sequence)
+        if sequence.prefill is not None:
+            sequence.prefill.close()
         if sequence.tail is not None:
             sequence.stats.bytes_tail = len(sequence.tail.pages) * self._cache.ledger.page_bytes
             self._cache.close_tail(sequence.tail)
         if sequence.segment is not None:
             self._cache.release(sequence.segment)
-        sequence.tail = sequence.segment = None
+        sequence.prefill = sequence.tail = sequence.segment = None
         sequence.finish(reason, error)
 
     def _next(self, started: list[Sequence]) -> Sequence | None:

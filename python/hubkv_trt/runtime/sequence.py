@@ -21,6 +21,7 @@ from .stats import RequestStats
 
 if TYPE_CHECKING:
     from .context import CompressedContext
+    from .prefill_run import PrefillRun
 
 
 class Status(Enum):
@@ -98,6 +99,7 @@ class Sequence:
         self.output_ids: list[int] = []
         self.compressed: CompressedContext | None = None  # what a document became
         self.segment: Segment | None = None
+        self.prefill: PrefillRun | None = None  # that has begun and not ended
         self.kept_rows: Callable[[], np.ndarray] | None = None  # of a prefill that may still be running
         self.tail: Tail | None = None
         self.stats = RequestStats(prompt_tokens=len(token_ids), ratio=ratio)

@@ -48,7 +48,7 @@ class Service:
         llm: the engine. No request of its own is under way.
         max_waiting: requests that may wait; more are refused.
         prefill_tokens_per_step: tokens of prompts and questions that may run between two decode steps
-            (``Policy.prefill_tokens_per_step``).
+            (``Policy.prefill_tokens_per_step``), and before a prompt that runs alone can be cancelled.
         aging_seconds: what one level of priority is worth in waiting time; a low priority waits, but never for ever.
 
     Raises:

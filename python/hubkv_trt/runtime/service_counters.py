@@ -35,7 +35,7 @@ class Counters:
         """A step of the engine, with what took part in it."""
         metrics = self._metrics
         for sequence in sequences if phase in (Phase.PREFILL, Phase.QUESTION) else ():
-            if sequence.error is not None:
+            if sequence.error is not None or sequence.prefill is not None:
                 continue
             if phase is Phase.QUESTION:
                 metrics.question_tokens += len(sequence.token_ids)
