@@ -19,7 +19,7 @@ from hubkv_trt.runtime.service import Service
 
 
 class PacedEngine:
-    """Audits the cache after every step.
+    """Audits the cache after every step, and that everything in it has an owner.
 
     Attributes:
         llm: the engine.
@@ -37,6 +37,7 @@ class PacedEngine:
         self.errors: list[Exception] = []
         self.at_gate = False
         self.after_step: Callable[[], None] | None = None
+        self._service: Service | None = None
         self._open = threading.Event()
         self._open.set()
         self._step = self.llm.step
@@ -57,6 +58,7 @@ class PacedEngine:
         try:
             phase, sequences = self._step()
             self.llm.cache.audit()
+            self._check_owners()
         except Exception as error:
             self.errors.append(error)
             raise
@@ -67,6 +69,19 @@ class PacedEngine:
         if after_step is not None:
             after_step()
         return phase, sequences
+
+    def _check_owners(self) -> None:
+        """Whatever a service has open in the cache belongs to a sequence or a context that is there."""
+        if self._service is None:
+            return
+        scheduler, cache = self.llm._scheduler, self.llm.cache
+        entries = self._service._desk.contexts.all()
+        contexts = [c for e in entries for c in (e.context, e.document.compressed) if c is not None]
+        segments = {s.segment for s in (*scheduler.running, *scheduler.waiting) if s.segment is not None}
+        if cache._tails != {s.tail for s in scheduler.running} or any(s.tail for s in scheduler.waiting):
+            raise AssertionError("a tail without a running sequence")
+        if cache._segments != segments | {c.segment for c in contexts}:
+            raise AssertionError("a segment without an owner")
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -82,12 +97,13 @@ class PacedEngine:
         """A service; behind the block everything that it held is back, and its counters say so."""
         self.steps.clear()
         self.spent.clear()
-        service = Service(self.llm, **options)
+        self._service = service = Service(self.llm, **options)
         try:
             yield service
         finally:
             self._open.set()
             service.close()
+            self._service = None
         assert not self.errors
         metrics = service.metrics()
         gauges = ("waiting", "running", "contexts", "arena_bytes_used", "arena_bytes_reserved", "kv_bytes_dense")

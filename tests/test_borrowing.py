@@ -13,10 +13,11 @@ import torch
 from hubkv_trt.config import Budget, DType, budget
 from hubkv_trt.engine.directory import load_engine
 from hubkv_trt.engine.profiles import prefill_profiles
-from hubkv_trt.runtime.cache import Cache, CacheFullError, Ledger, Segment
+from hubkv_trt.runtime.cache import Cache, CacheFullError, Segment
 from hubkv_trt.runtime.cache_size import create_cache, largest_prompt, most_pages
 from hubkv_trt.runtime.executors.eager import EagerExecutor
 from hubkv_trt.runtime.executors.executor import Prefill
+from hubkv_trt.runtime.ledger import Ledger
 from hubkv_trt.runtime.llm import LLM, SamplingParams
 from tensorrt_config import make_config
 

@@ -21,6 +21,7 @@ from hubkv_trt.models.checkpoint import load_config
 from hubkv_trt.runtime.batch import Batch
 from hubkv_trt.runtime.executors.executor import LayerwiseExecutor, Prefill
 from hubkv_trt.runtime.llm import LLM, SamplingParams
+from hubkv_trt.runtime.prefill_run import begin_prefill
 from hubkv_trt.runtime.scheduler import Phase
 from hubkv_trt.runtime.sequence import Sequence
 from hubkv_trt.scorers.fastkvzip import Gate, gate_shapes, save_gate
@@ -225,7 +226,7 @@ def test_a_prefill_that_pauses_gives_the_same_bits_and_disturbs_nobody(
         llm._scheduler.finish(sequence, "stop")
     batch = Batch([start(llm, ids(n, n))[0] for n in (30, 60)], llm.cache)
     sequence = schedule(llm, prompt)
-    run = llm._begin(sequence)
+    run = begin_prefill(llm._executor, llm.config, sequence)
     found, pauses = [], []
     while (ended := run.advance(1)) is None:
         pauses.append(run.tokens)

@@ -158,8 +158,14 @@ def test_bad_requests_are_refused_by_the_name_of_the_field(engine: PacedEngine) 
     ]:
         with pytest.raises(ValueError, match=f"^{field}: "):
             ServiceRequest(**options)
-    for name in ("max_waiting", "prefill_tokens_per_step", "aging_seconds"):
-        with pytest.raises(ValueError, match=f"^{name}: "), engine.service(**{name: 0}):
+    for name, value in (
+        ("max_waiting", 0),
+        ("prefill_tokens_per_step", 0),
+        ("aging_seconds", 0),
+        ("overcommit", -0.1),
+        ("overcommit", 2),
+    ):
+        with pytest.raises(ValueError, match=f"^{name}: "), engine.service(**{name: value}):
             pass
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ def test_nothing_is_left_of_a_prompt_that_ends_in_a_pause(
         beside = service.submit(request(40, tokens=200))
         next(iter(beside))
         before = service.metrics()
-        prompt = service.submit(request(length, deadline_seconds=0.6 if way == "deadline" else None))
+        prompt = service.submit(request(length, deadline_seconds=600))
         until(lambda: engine.steps[-1:] and any(s.prefill is not None for s in llm._scheduler.running))
         with engine.held():
             until(lambda: engine.at_gate)
@@ -111,13 +112,13 @@ def test_nothing_is_left_of_a_prompt_that_ends_in_a_pause(
             if way == "cancel":
                 prompt.cancel()
             elif way == "deadline":
-                threading.Event().wait(0.6)
+                monkeypatch.setattr(time, "perf_counter", lambda: time.monotonic() + 1e9)
             elif way == "failure":
                 fail = ValueError("scores: 3 of 9 values are NaN or infinite")
                 monkeypatch.setattr(stages, "refine", raising(fail))
             else:
                 threading.Thread(target=service.close).start()
-                until(lambda: service._closing)
+                until(lambda: service._desk.closing)
             del paused
         if way == "failure":
             with pytest.raises(ValueError, match="3 of 9"):

@@ -18,9 +18,9 @@ from .batch import Batch
 from .cache import Cache, CacheFullError
 from .context import CompressedContext
 from .executors.create import create_executor
-from .executors.executor import Executor, LayerwiseExecutor
+from .executors.executor import Executor
 from .memory import trim_heap
-from .prefill_run import PrefillRun, in_one_piece
+from .prefill_run import begin_prefill
 from .prompts import Prompt
 from .requests import Requests
 from .sampler import SamplingParams
@@ -29,6 +29,9 @@ from .sequence import RequestOutput, Sequence
 from .stream import Increment, TextStream
 
 __all__ = ["LLM", "CacheFullError", "CompressedContext", "Increment", "RequestError", "RequestOutput", "SamplingParams"]
+
+
+_REPLAY = SamplingParams()  # draws no number; the token is known
 
 
 class RequestError(RuntimeError):
@@ -189,14 +192,14 @@ class LLM:
             for row, sequence in zip(tokens, sequences, strict=True):
                 row[: len(sequence.token_ids)] = torch.from_numpy(sequence.token_ids)
             return self._executor.extend(Batch(sequences, self.cache), tokens, lengths)
-        if self._batch is None or self._batch.sequences != sequences:
+        if self._batch is None or not self._batch.holds(sequences):
             self._batch = Batch(sequences, self.cache)
-            self._next_tokens = torch.tensor([[s.output_ids[-1]] for s in sequences], dtype=torch.int32)
+            self._next_tokens = _last_tokens(sequences)
         return self._executor.extend(self._batch, self._next_tokens)
 
     def _prefill(self, sequence: Sequence) -> torch.Tensor | None:
         """Begins a prefill or goes on with it, for as long as the scheduler lets it."""
-        run = sequence.prefill or self._begin(sequence)
+        run = sequence.prefill or begin_prefill(self._executor, self.config, sequence)
         sequence.prefill = None  # where an error ends it
         before = run.tokens
         done = run.advance(self._scheduler.prefill_tokens)
@@ -208,23 +211,6 @@ class LLM:
         sequence.kept_rows = done.rows
         return done.logits
 
-    def _begin(self, sequence: Sequence) -> PrefillRun:
-        config, stats, segment, budget = self.config, sequence.stats, sequence.segment, sequence.budget
-        assert segment is not None
-        assert budget is not None
-        num_tokens = len(sequence.token_ids)
-        alpha = window = 0.0
-        if config.hubkv is not None:
-            alpha, window = config.hubkv.alpha(stats.ratio), config.hubkv.window(num_tokens)
-        stats.effective_ratio = budget.effective_ratio
-        stats.bytes_dense = self.cache.ledger.dense_bytes(num_tokens)
-        stats.bytes_kept = segment.num_bytes
-        arguments = (sequence.token_ids, budget, alpha, int(window), segment)
-        executor = self._executor
-        if isinstance(executor, LayerwiseExecutor):
-            return PrefillRun(executor.prefill_by_layers(*arguments), num_tokens, config.model.num_layers)
-        return PrefillRun(in_one_piece(executor, *arguments), num_tokens, 1)
-
     def _postprocess(self, phase: Phase, sequences: list[Sequence], logits: torch.Tensor, start: float) -> None:
         if sequences[0].params is None:  # a document: nothing is generated, its segment stays
             sequence = sequences[0]
@@ -235,20 +221,23 @@ class LLM:
             sequence.compressed = CompressedContext(self.cache, sequence.segment, size, sequence.stats)
             self._scheduler.finish(sequence, "stop")
             return
-        params = [s.params for s in sequences if s.params]
+        replaying = [s.replaying for s in sequences]
+        params = [_REPLAY if s.replaying else s.params for s in sequences if s.params]
         sampled = self._executor.sample(logits, params, [s.generator for s in sequences])
         if phase is Phase.PREFILL:
             sequences[0].read_rows()
-        if phase is Phase.DECODE:
-            self._next_tokens = sampled.next_tokens
         _count_seconds(phase, sequences, start)
         for sequence, token, ok in zip(sequences, sampled.tokens, sampled.valid, strict=True):
-            sequence.stats.decode_steps += phase is Phase.DECODE
+            sequence.stats.decode_steps += phase is Phase.DECODE and not sequence.replaying
             if not ok:
                 error = ValueError("logits: NaN or infinite; check the engine's weights and dtype")
                 self._scheduler.finish(sequence, "error", error)
+            elif sequence.replaying:
+                sequence.replay()
             elif reason := sequence.append(token):
                 self._scheduler.finish(sequence, reason)
+        if phase is Phase.DECODE:
+            self._next_tokens = _last_tokens(sequences) if any(replaying) else sampled.next_tokens
         if not self._scheduler.running:
             self._batch = None
 
@@ -287,10 +276,17 @@ class LLM:
             self._scheduler.finish(sequence, "aborted")
 
 
+def _last_tokens(sequences: list[Sequence]) -> torch.Tensor:
+    """int32 [B, 1], what each is fed next."""
+    return torch.tensor([[s.last_token] for s in sequences], dtype=torch.int32)
+
+
 def _count_seconds(phase: Phase, sequences: list[Sequence], start: float) -> None:
-    name = {Phase.PREFILL: "prefill", Phase.QUESTION: "extend", Phase.DECODE: "decode"}[phase]
     seconds = time.perf_counter() - start
     for sequence in sequences:
+        name = {Phase.PREFILL: "prefill", Phase.QUESTION: "extend", Phase.DECODE: "decode"}[phase]
+        if phase is Phase.DECODE and sequence.replaying:
+            name = "replay"
         sequence.stats.seconds[name] = sequence.stats.seconds.get(name, 0.0) + seconds
 
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from .executors.executor import Executor, Prefill
+from ..config import EngineConfig
+from .executors.executor import Executor, LayerwiseExecutor, Prefill
+from .sequence import Sequence
 
 
 class PrefillRun:
@@ -47,7 +49,24 @@ class PrefillRun:
         self._pieces.close()
 
 
-def in_one_piece(executor: Executor, *arguments: Any) -> Generator[None, None, Prefill]:
+def begin_prefill(executor: Executor, config: EngineConfig, sequence: Sequence) -> PrefillRun:
+    """The prefill of a prompt that holds its segment; nothing has been run yet."""
+    stats, segment, budget, num_tokens = sequence.stats, sequence.segment, sequence.budget, len(sequence.token_ids)
+    assert segment is not None
+    assert budget is not None
+    alpha = window = 0.0
+    if config.hubkv is not None:
+        alpha, window = config.hubkv.alpha(stats.ratio), config.hubkv.window(num_tokens)
+    stats.effective_ratio = budget.effective_ratio
+    stats.bytes_dense = num_tokens * config.model.kv_bytes_per_token(config.dtype)
+    stats.bytes_kept = segment.num_bytes
+    arguments = (sequence.token_ids, budget, alpha, int(window), segment)
+    if isinstance(executor, LayerwiseExecutor):
+        return PrefillRun(executor.prefill_by_layers(*arguments), num_tokens, config.model.num_layers)
+    return PrefillRun(_in_one_piece(executor, *arguments), num_tokens, 1)
+
+
+def _in_one_piece(executor: Executor, *arguments: Any) -> Generator[None, None, Prefill]:
     """The prefill (arguments of ``Executor.prefill``) of an executor that cannot stop."""
     yield from ()
     return executor.prefill(*arguments)

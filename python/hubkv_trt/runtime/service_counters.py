@@ -28,6 +28,9 @@ class Counters:
     def evicted(self) -> None:
         self._metrics.evictions += 1
 
+    def preempted(self) -> None:
+        self._metrics.preemptions += 1
+
     def finished(self, reason: str) -> None:
         self._metrics.finished[reason] += 1
 
