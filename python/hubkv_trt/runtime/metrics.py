@@ -53,7 +53,7 @@ class Histogram:
 
 @dataclass
 class Metrics:
-    """A service at the end of a step. Bytes are the ledger's (``runtime/cache.py``).
+    """A service at the end of a step. Bytes are the ledger's (``runtime/ledger.py``).
 
     Attributes:
         waiting: gauge: requests that have not started, those whose context is being compressed too.

@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass
 class RequestStats:
-    """Figures of one request. Bytes are the ledger's (``runtime/cache.py``), seconds are wall time.
+    """Figures of one request. Bytes are the ledger's (``runtime/ledger.py``), seconds are wall time.
 
     Attributes:
         prompt_tokens: T of the prompt, or the tokens of a question.
