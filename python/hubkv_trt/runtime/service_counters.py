@@ -28,6 +28,9 @@ class Counters:
     def evicted(self) -> None:
         self._metrics.evictions += 1
 
+    def preempted(self) -> None:
+        self._metrics.preemptions += 1
+
     def finished(self, reason: str) -> None:
         self._metrics.finished[reason] += 1
 
@@ -35,7 +38,7 @@ class Counters:
         """A step of the engine, with what took part in it."""
         metrics = self._metrics
         for sequence in sequences if phase in (Phase.PREFILL, Phase.QUESTION) else ():
-            if sequence.error is not None:
+            if sequence.error is not None or sequence.prefill is not None:
                 continue
             if phase is Phase.QUESTION:
                 metrics.question_tokens += len(sequence.token_ids)

@@ -34,7 +34,7 @@ class ModelParameters:
     Attributes:
         engine: the engine directory; a relative path begins at the folder of model.py.
         cache_bytes, tail_tokens: as ``LLM`` has them.
-        max_waiting, prefill_tokens_per_step: as ``Service`` has them; None is its default.
+        max_waiting, prefill_tokens_per_step, overcommit: as ``Service`` has them; None is its default.
     """
 
     engine: str
@@ -42,16 +42,19 @@ class ModelParameters:
     tail_tokens: int | None = None
     max_waiting: int | None = None
     prefill_tokens_per_step: int | None = None
+    overcommit: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name != "engine":
+            if name == "overcommit":
+                require(value is None or 0 <= value <= 1, name, value, "a fraction in [0, 1]")
+            elif name != "engine":
                 require(value is None or (type(value) is int and value > 0), name, value, "an integer greater than 0")
 
     @property
-    def service(self) -> dict[str, int]:
+    def service(self) -> dict[str, Any]:
         """Arguments of ``Service``."""
-        given = {"max_waiting": self.max_waiting, "prefill_tokens_per_step": self.prefill_tokens_per_step}
+        given = {name: getattr(self, name) for name in ("max_waiting", "prefill_tokens_per_step", "overcommit")}
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -126,9 +129,12 @@ def read_parameters(model_config: Mapping[str, Any], directory: Path) -> ModelPa
     unknown = sorted(set(given) - known)
     require(not unknown, "parameters", unknown, f"known; those of config.pbtxt are {', '.join(sorted(known))}")
     require(bool(given.get("engine")), "parameters", given, "complete: engine is missing")
-    numbers = {}
+    numbers: dict[str, Any] = {}
     for key, value in given.items():
-        if key != "engine":
+        if key == "overcommit":
+            require(re.fullmatch(r"[0-9.]+", value) is not None, key, value, "a fraction in [0, 1]")
+            numbers[key] = float(value)
+        elif key != "engine":
             require(value.isdecimal(), key, value, "an integer greater than 0")
             numbers[key] = int(value)
     return ModelParameters(engine=str(directory / given["engine"]), **numbers)

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -78,4 +78,19 @@ class Executor(Protocol):
         edits: Sequence[LogitEdits | None] = (),
     ) -> Sampled:
         """Tokens from logits float32 [B, V] of the last pass, each with its own edits (``runtime.sampler.draw``)."""
+        ...
+
+
+@runtime_checkable
+class LayerwiseExecutor(Protocol):
+    """What an executor may be able to do beside: stop in the middle of a prompt, so that others need not wait."""
+
+    def prefill_by_layers(
+        self, token_ids: np.ndarray, budget: Budget, alpha: float, window: int, segment: Segment
+    ) -> Generator[None, None, Prefill]:
+        """``Executor.prefill``, stopping before each of the L layers but the first; the same bits.
+
+        Whatever else the executor does may come between two layers. Closing the generator ends the prefill and frees
+        what it holds; the segment is the caller's.
+        """
         ...
