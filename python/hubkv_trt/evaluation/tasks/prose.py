@@ -22,21 +22,17 @@ from typing import Any
 from ...training.corpus import read_texts
 
 _MODULES = (
-    "argparse ast asyncio/base_events asyncio/locks asyncio/protocols asyncio/tasks asyncio/transports base64 bdb bz2 "
-    "cmd code codecs concurrent/futures/_base concurrent/futures/process configparser contextlib copy dataclasses "
-    "datetime _pydatetime _pydecimal difflib doctest email/_header_value_parser email/_policybase email/charset "
-    "email/contentmanager email/feedparser email/generator email/header email/headerregistry email/message "
-    "email/parser email/utils enum filecmp fileinput fnmatch fractions ftplib functools getopt gettext glob graphlib "
-    "gzip heapq hmac http/client http/cookiejar http/cookies http/server imaplib inspect ipaddress json/__init__ "
-    "json/decoder json/encoder linecache locale logging/__init__ logging/config logging/handlers lzma mailbox "
-    "mimetypes netrc optparse os pathlib pdb pickle pickletools pkgutil platform plistlib poplib posixpath pprint "
-    "pstats pyclbr pydoc _pyio queue quopri random re/__init__ reprlib sched selectors shelve shlex shutil site "
-    "smtplib socket socketserver ssl statistics string stringprep subprocess symtable tarfile tempfile textwrap "
-    "threading timeit tokenize trace traceback turtle typing unittest/__init__ unittest/case unittest/loader "
-    "unittest/main unittest/mock unittest/suite urllib/parse urllib/request urllib/robotparser uuid wave weakref "
-    "webbrowser wsgiref/handlers xml/etree/ElementTree xml/sax/handler xml/sax/xmlreader xmlrpc/client xmlrpc/server "
-    "zipfile zipimport "
-)  # of the standard library, in Python 3.10 to 3.14
+    "ast asyncio/locks asyncio/protocols asyncio/tasks asyncio/transports base64 bdb bz2 cmd code codecs "
+    "concurrent/futures/_base concurrent/futures/process configparser contextlib _pydecimal difflib doctest "
+    "email/_policybase email/charset email/generator email/header email/headerregistry email/message email/parser "
+    "email/utils filecmp fileinput ftplib functools getopt graphlib gzip http/client http/cookiejar http/cookies "
+    "http/server inspect ipaddress json/__init__ json/decoder json/encoder linecache logging/__init__ logging/config "
+    "logging/handlers lzma mimetypes optparse os pathlib pdb pkgutil platform posixpath pstats pyclbr _pyio queue "
+    "random re/__init__ sched shelve shutil site smtplib socket socketserver ssl statistics tarfile tempfile textwrap "
+    "threading timeit tokenize traceback turtle typing unittest/__init__ unittest/case unittest/loader unittest/mock "
+    "urllib/parse urllib/request uuid wave weakref wsgiref/handlers xml/etree/ElementTree xml/sax/handler "
+    "xml/sax/xmlreader xmlrpc/server zipimport "
+)  # of the standard library; those that a version lacks are passed over
 
 _MIN_WORDS = 12
 _MAX_WORDS = 90  # of a paragraph; longer ones are split at a sentence
