@@ -14,7 +14,10 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from ..sample import Sample
-from .needles import passkey
+from .chains import multi_hop, variable_tracking
+from .frequencies import common_words, frequent_words
+from .needles import multi_key, multi_value, passkey
+from .paragraphs import paragraph_qa
 from .prose import Prose, python_prose, read_prose
 from .records import key_value
 from .text import continuation, reconstruction
@@ -35,7 +38,14 @@ class Task(Protocol):
 TASKS: Mapping[str, Task] = MappingProxyType(
     {
         "passkey": passkey,
+        "multi_key": multi_key,
+        "multi_value": multi_value,
         "key_value": key_value,
+        "variable_tracking": variable_tracking,
+        "multi_hop": multi_hop,
+        "common_words": common_words,
+        "frequent_words": frequent_words,
+        "paragraph_qa": paragraph_qa,
         "continuation": continuation,
         "reconstruction": reconstruction,
     }

@@ -19,7 +19,7 @@ _REPEATED_WORDS = 32
 
 
 def continuation(tokenizer: Any, tokens: int, index: int, seed: int, prose: Prose | None = None) -> Sample:
-    """Plain text, to be continued by the (up to) 128 tokens that come next in its source.
+    """Plain text, to be continued by the (up to) 128 tokens that come next in its source, with the space before.
 
     Raises:
         ValueError: the prose has no ``index`` + 1 stretches of that length; samples of one seed share no text.
@@ -27,11 +27,9 @@ def continuation(tokenizer: Any, tokens: int, index: int, seed: int, prose: Pros
     words = _stretch("continuation", tokenizer, tokens, _CONTINUED_TOKENS, index, seed, prose or python_prose())
     context = longest(tokenizer, tokens, lambda n: "".join(words[:n]).rstrip(), len(words), "continuation")
     cut = len(context.split())
-    if words[cut - 1].endswith("\n"):  # the answer stands behind a space
-        cut -= 1
-    behind = words[cut:]
+    space = words[cut - 1][len(words[cut - 1].rstrip()) :]
+    behind = [space, *words[cut:]]
     answer = longest(tokenizer, _CONTINUED_TOKENS, lambda n: "".join(behind[:n]).rstrip(), len(behind), "continuation")
-    context = "".join(words[:cut]).rstrip()
     return Sample("continuation", index, context, (Question("", (answer,), metric="none"),), chat=False)
 
 
