@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words that facts are made of. No list holds a word twice, and no answer is a word of another list."""
+"""The words that facts are made of. No list holds a word twice, or a word that needs "an"."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ CITIES = _words(
     "Zurich Helsinki Bristol Manila"
 )
 TREES = _words("oak maple willow birch cedar poplar chestnut walnut larch spruce elm olive")
-ANIMALS = _words("horse parrot rabbit turtle goat donkey monkey spider camel tiger otter falcon")
+ANIMALS = _words("horse parrot rabbit turtle goat donkey monkey spider camel tiger badger falcon")
 FOODS = _words("pizza soup cheese rice salmon chocolate noodles pancakes mushrooms potatoes honey lentils")
 DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-INSTRUMENTS = _words("piano violin guitar flute trumpet cello harp clarinet accordion banjo")
+INSTRUMENTS = _words("piano violin guitar flute trumpet cello harp clarinet trombone banjo")
 COLOURS = _words("red green blue yellow white black silver purple orange brown")
 ADJECTIVES = _words(
     "quiet bright hollow gentle rapid frozen dusty golden narrow ancient clever hidden crooked lonely merry northern "
