@@ -42,18 +42,18 @@ def multi_key(tokenizer: Any, tokens: int, index: int, seed: int, prose: Prose |
 
 
 def multi_value(tokenizer: Any, tokens: int, index: int, seed: int, prose: Prose | None = None) -> Sample:
-    """Three keys with three values each, on lines of their own; all values of a key are asked for, NLL of the first."""
+    """Four keys with two values each, on lines of their own; both are asked for, NLL is of the first."""
     rng = random_of("multi_value", tokens, index, seed)
-    places, values = rng.sample(PLACES, 3), numbers(rng, 9)
-    lines = [(p, v) for i, p in enumerate(places) for v in values[3 * i : 3 * i + 3]]
+    places, values = rng.sample(PLACES, 4), numbers(rng, 8)
+    lines = [(p, v) for i, p in enumerate(places) for v in values[2 * i : 2 * i + 2]]
     rng.shuffle(lines)
-    needles = [f"One of the special numbers of the {p} is {v}." for p, v in lines]
+    needles = [f"One of the access codes of the {p} is {v}." for p, v in lines]
     context = hide(tokenizer, tokens, rng, needles, prose or python_prose(), values, "multi_value")
     questions = tuple(
         Question(
-            f"What are the three special numbers of the {place}?",
+            f"Which access codes of the {place} are mentioned in the text?",
             tuple(v for p, v in lines if p == place),
-            f"The three special numbers of the {place} are",
+            f"The access codes of the {place} are",
             metric="all",
             max_tokens=40,
         )
