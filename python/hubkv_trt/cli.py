@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from . import __version__
 from .commands.common import Formatter, run
 
-COMMANDS = ("build", "generate", "bench", "observe", "info", "client")
+COMMANDS = ("build", "generate", "bench", "eval", "observe", "info", "client")
 
 DESCRIPTION = """\
 hubkv: serve long prompts from a KV cache that keeps only the rows that matter.
