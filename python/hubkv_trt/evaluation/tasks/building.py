@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from .prose import Prose, sentences
@@ -61,18 +61,15 @@ def hide(
         absent: words that the filler must not hold.
 
     Raises:
-        ValueError: the needles alone are longer than ``tokens``.
+        ValueError: the needles alone are longer than ``tokens``, or no prose is without the absent words.
     """
     pattern = re.compile(r"(?<!\w)(?:" + "|".join(map(re.escape, sorted(absent))) + r")(?!\w)", re.IGNORECASE)
     units, words = [], 0
-    first = rng.randrange(len(prose.paragraphs))
-    pieces = [piece for p in prose.from_paragraph(first) for piece in _pieces(p) if not pattern.search(piece)]
-    while words <= tokens:  # no tokenizer needs less than a token a word
-        for piece in pieces:
-            units.append(piece.split())
-            words += len(units[-1])
-            if words > tokens:
-                break
+    for unit in _filler(prose, rng.randrange(len(prose.paragraphs)), pattern):
+        units.append(unit)
+        words += len(unit)
+        if words > tokens:  # no tokenizer needs less than a token a word
+            break
     share = 0.88 / len(needles)
     depths = [0.06 + share * (i + rng.random()) for i in range(len(needles))]
 
@@ -94,6 +91,19 @@ def hide(
         return "\n".join(lines)
 
     return longest(tokenizer, tokens, build, words, task)
+
+
+def _filler(prose: Prose, first: int, absent: re.Pattern[str]) -> Iterator[list[str]]:
+    """Words of one piece after another, without end."""
+    while True:
+        found = False
+        for paragraph in prose.from_paragraph(first):
+            for piece in _pieces(paragraph):
+                if not absent.search(piece):
+                    found = True
+                    yield piece.split()
+        if not found:
+            raise ValueError("text: all of it holds words that answers are made of; give more text with --text")
 
 
 def _pieces(paragraph: str) -> list[str]:

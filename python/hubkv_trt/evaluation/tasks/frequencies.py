@@ -18,6 +18,7 @@ _OFTEN = (5, 4, 3)  # of 20 words of a list, those of the three common ones; the
 _TURN = 20
 _ZIPF = 2.0  # frequency of the k-th word is that of the first over k ** _ZIPF
 _CODED = 50
+_DRAWS = 20  # of words, until three of them stand out
 
 
 def common_words(tokenizer: Any, tokens: int, index: int, seed: int, prose: Prose | None = None) -> Sample:
@@ -33,7 +34,9 @@ def common_words(tokenizer: Any, tokens: int, index: int, seed: int, prose: Pros
         words += turn
     lines = [f"{i}. {word}" for i, word in enumerate(words, 1)]
     context = longest(tokenizer, tokens, lambda n: "\n".join(lines[:n]), len(lines), "common_words")
-    ranked = _ranked([line.split()[1] for line in context.split("\n")], "common_words", tokens)
+    ranked = _ranked(context.split()[1::2])
+    if not ranked:
+        raise _too_short("common_words", tokens)
     return Sample("common_words", index, context, _questions(ranked, "words", "the list"))
 
 
@@ -41,10 +44,13 @@ def frequent_words(tokenizer: Any, tokens: int, index: int, seed: int, prose: Pr
     """Made-up words whose frequencies fall by Zipf's law. The prose is not used."""
     rng = random_of("frequent_words", tokens, index, seed)
     coded = _coded_words(rng, _CODED)
-    words = rng.choices(coded, [1 / k**_ZIPF for k in range(1, _CODED + 1)], k=tokens)
-    context = longest(tokenizer, tokens, lambda n: " ".join(words[:n]), len(words), "frequent_words")
-    ranked = _ranked(context.split(), "frequent_words", tokens)
-    return Sample("frequent_words", index, context, _questions(ranked, "coded words", "the text"))
+    for _ in range(_DRAWS):
+        words = rng.choices(coded, [1 / k**_ZIPF for k in range(1, _CODED + 1)], k=tokens)
+        context = longest(tokenizer, tokens, lambda n, words=words: " ".join(words[:n]), len(words), "frequent_words")
+        ranked = _ranked(context.split())
+        if ranked:
+            return Sample("frequent_words", index, context, _questions(ranked, "coded words", "the text"))
+    raise _too_short("frequent_words", tokens)
 
 
 def _questions(ranked: Sequence[str], things: str, where: str) -> tuple[Question, ...]:
@@ -65,12 +71,18 @@ def _questions(ranked: Sequence[str], things: str, where: str) -> tuple[Question
     )
 
 
-def _ranked(words: Sequence[str], task: str, tokens: int) -> list[str]:
-    """The three most frequent words."""
+def _ranked(words: Sequence[str]) -> list[str]:
+    """The three most frequent words; none, where they do not stand out."""
     counts = Counter(words).most_common(4)
     if len(counts) < 4 or any(a[1] == b[1] for a, b in itertools.pairwise(counts)):
-        raise ValueError(f"tokens: {tokens} is too short for {task}: the most frequent words do not stand out")
+        return []
     return [word for word, _ in counts[:3]]
+
+
+def _too_short(task: str, tokens: int) -> ValueError:
+    return ValueError(
+        f"tokens: {tokens} is too short for {task}: the most frequent words do not stand out; ask for more"
+    )
 
 
 def _coded_words(rng: random.Random, how_many: int) -> list[str]:
