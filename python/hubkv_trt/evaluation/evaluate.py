@@ -19,7 +19,7 @@ from ..runtime.context import CompressedContext
 from ..runtime.llm import LLM, SamplingParams
 from .answers import score
 from .dense import Compressor, DenseContext
-from .forced import Forced, forced_logits
+from .forced import Continuation, Forced, forced_logits
 from .methods import FULL, Method
 from .results import Answer, Cell
 from .sample import Question, Sample
@@ -40,12 +40,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A question in tokens, int32."""
+    """A question in tokens."""
 
     question: Question
-    prompt: np.ndarray  # what a generated answer follows
-    lead: np.ndarray  # what the right answer follows
-    answer: np.ndarray
+    prompt: np.ndarray  # int32, what a generated answer follows
+    right: Continuation  # the right answer, behind its lead
 
 
 @dataclass
@@ -56,6 +55,11 @@ class _Reference:
     right: float | None = None
     text: str | None = None
     log_p: Tensor | None = None  # float32 [m, V] of the next token
+
+    def best(self, targets: Tensor) -> Tensor:
+        """int64 [m], its first choices: what it generated, where it did."""
+        assert self.log_p is not None
+        return self.log_p.argmax(-1) if self.told is None else targets
 
 
 class Evaluator:
@@ -128,13 +132,15 @@ class Evaluator:
     # -- questions
 
     def _ask(self, question: Question, ending: str) -> _Asked:
-        """Tokens of question and answer; the answer's are those it has behind the lead, where that can be told."""
+        """Tokens of the answer are those that it has behind lead and question, where that can be told."""
         before = question.text + ending
-        lead = before + question.lead
-        answer = (" " if question.lead else "") + question.answers[0]
-        ids, whole = self._encode(lead), self._encode(lead + answer)
-        rest = whole[len(ids) :] if np.array_equal(whole[: len(ids)], ids) else self._encode(answer)
-        return _Asked(question, self._encode(before), ids, rest)
+        lead, answer = question.lead, (" " if question.lead else "") + question.answers[0]
+        texts = before, before + lead, before + lead + answer
+        prompt, led, whole = (self._encode(text) for text in texts)
+        if not (_begins(whole, led) and _begins(led, prompt)):
+            parts = self._encode(lead), self._encode(answer)
+            return _Asked(question, prompt, Continuation(np.concatenate(parts), len(parts[1])))
+        return _Asked(question, prompt, Continuation(whole[len(prompt) :], len(whole) - len(led)))
 
     def _encode(self, text: str) -> np.ndarray:
         return self._encoder.question(text, "") if text else np.empty(0, np.int32)
@@ -144,54 +150,46 @@ class Evaluator:
         which = [i for i, a in enumerate(asked) if self._generates(a.question)]
         for i, (tokens, text) in zip(which, self._tell([(context, asked[i].question) for i in which]), strict=True):
             references[i] = _Reference(tokens, score(asked[i].question, text), text)
-        items = [self._compared(context, a, r) for a, r in zip(asked, references, strict=True)]
-        for i, logits in forced_logits(self._llm, items):
-            references[i].log_p = torch.log_softmax(logits, -1)
+        items = [self._force(context, a, r) for a, r in zip(asked, references, strict=True)]
+        for i, index, logits in forced_logits(self._llm, items):
+            if index == 0:
+                references[i].log_p = torch.log_softmax(logits, -1)
         return references
 
     def _answers(
         self, contexts: Sequence[CompressedContext], asked: Sequence[_Asked], references: Sequence[_Reference]
     ) -> list[list[Answer]]:
         """For each context the answers to all questions."""
-        pairs = [(c, q) for c in range(len(contexts)) for q in range(len(asked))]
-        items = [self._compared(contexts[c], asked[q], references[q]) for c, q in pairs]
-        # Where the full cache's own answer is forced, the right one needs a second item.
-        more = [i for i, (_, q) in enumerate(pairs) if references[q].told is not None]
-        items += [Forced(contexts[pairs[i][0]], asked[pairs[i][1]].lead, asked[pairs[i][1]].answer) for i in more]
-        nll, counts = np.zeros(len(pairs)), np.zeros(len(pairs), int)
-        kl, agreement = np.zeros(len(pairs)), np.zeros(len(pairs))
-        own = set(range(len(pairs))) - set(more)
-        for i, logits in forced_logits(self._llm, items):
-            log_p = torch.log_softmax(logits, -1)
-            at = i if i < len(pairs) else more[i - len(pairs)]
-            targets = items[i].targets
-            if i < len(pairs):
-                reference = references[pairs[i][1]].log_p
-                assert reference is not None
-                kl[i] = max(0.0, float((reference.exp() * (reference - log_p)).sum(-1).mean()))
-                told = references[pairs[i][1]].told
-                best = reference.argmax(-1) if told is None else targets
-                agreement[i] = float((log_p.argmax(-1) == best).double().mean())
-            if i >= len(pairs) or i in own:
-                nll[at] = -float(log_p.gather(1, targets[:, None]).sum(dtype=torch.float64))
-                counts[at] = len(targets)
-        rights: dict[int, tuple[float | None, str | None]] = {}
-        again = [i for i in more if agreement[i] < 1]
-        told = self._tell([(contexts[pairs[i][0]], asked[pairs[i][1]].question) for i in again])
-        for i, (_, text) in zip(again, told, strict=True):
-            rights[i] = score(asked[pairs[i][1]].question, text), text
-        found: list[list[Answer]] = [[] for _ in contexts]
-        for i, (c, q) in enumerate(pairs):
-            right, text = rights.get(i, (references[q].right, references[q].text))
-            values = round(float(nll[i]), 6), int(counts[i]), round(float(kl[i]), 7), round(float(agreement[i]), 4)
-            found[c].append(Answer(*values, right, text))
-        return found
+        pairs = [(context, q) for context in contexts for q in range(len(asked))]
+        items = [self._force(context, asked[q], references[q]) for context, q in pairs]
+        answers = [
+            Answer(0.0, 0, 0.0, 0.0, references[q].right, references[q].text) for _, q in pairs
+        ]  # as the full cache's, where they agree
+        for i, index, logits in forced_logits(self._llm, items):
+            log_p, targets = torch.log_softmax(logits, -1), items[i].targets(index)
+            found: dict[str, float] = {}
+            if index == 0:
+                reference = references[pairs[i][1]]
+                assert reference.log_p is not None
+                divergence = (reference.log_p.exp() * (reference.log_p - log_p)).sum(-1).mean()
+                found["kl"] = round(max(0.0, float(divergence)), 7)
+                found["agreement"] = round(float((log_p.argmax(-1) == reference.best(targets)).double().mean()), 4)
+            if index == len(items[i].continuations) - 1:
+                nll = -float(log_p.gather(1, targets[:, None]).sum(dtype=torch.float64))
+                answers[i] = dataclasses.replace(answers[i], nll=round(nll, 6), tokens=len(targets))
+            answers[i] = dataclasses.replace(answers[i], **found)
+        apart = [i for i, a in enumerate(answers) if a.text is not None and a.agreement < 1]
+        told = self._tell([(pairs[i][0], asked[pairs[i][1]].question) for i in apart])
+        for i, (_, text) in zip(apart, told, strict=True):
+            right = score(asked[pairs[i][1]].question, text)
+            answers[i] = dataclasses.replace(answers[i], right=right, text=text)
+        return [answers[c : c + len(asked)] for c in range(0, len(answers), len(asked))]
 
-    def _compared(self, context: CompressedContext, asked: _Asked, reference: _Reference) -> Forced:
-        """The tokens at which distributions are compared."""
+    def _force(self, context: CompressedContext, asked: _Asked, reference: _Reference) -> Forced:
+        """The tokens at which distributions are compared come first, those of the right answer last."""
         if reference.told is None:
-            return Forced(context, asked.lead, asked.answer)
-        return Forced(context, asked.prompt, reference.told)
+            return Forced(context, asked.prompt, (asked.right,))
+        return Forced(context, asked.prompt, (Continuation(reference.told, len(reference.told)), asked.right))
 
     def _generates(self, question: Question) -> bool:
         return self._generate and question.metric != "none"
@@ -235,3 +233,7 @@ class Evaluator:
             stats.rows.tolist(),
             answers,
         )
+
+
+def _begins(tokens: np.ndarray, beginning: np.ndarray) -> bool:
+    return np.array_equal(tokens[: len(beginning)], beginning)
