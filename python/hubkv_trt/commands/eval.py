@@ -56,11 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="every other sample: search parameters on one half, confirm them on the other",
     )  # fmt: skip
     parser.add_argument("--no-generate", action="store_true", help="leave right answers out: half the time")
-    parser.add_argument("--report", action="store_true", help="measure nothing; print tables of the results in OUTPUT")
+    parser.add_argument(
+        "--report", action="store_true", help="measure nothing; tables and figures of what OUTPUT has, of --half of it"
+    )
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Measures what is missing, and says where it is."""
+    """Measures what is missing, and says where it is; or reports."""
+    if arguments.report:
+        return _report(arguments)
     from ..engine.directory import load_engine
     from ..evaluation.methods import Method
     from ..evaluation.run import Evaluation, run
@@ -90,6 +94,27 @@ def command(arguments: argparse.Namespace) -> int:
     }
     results = run(engine, evaluation, sources, arguments.output, show=sys.stderr.isatty())
     print(f"{len(results.cells)} measurements in {arguments.output}: hubkv eval --output {arguments.output} --report")
+    return 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    """Prints the tables, and writes them and the figures beside the results."""
+    from ..evaluation.plots import plot_report
+    from ..evaluation.report import report
+    from ..evaluation.results import load_results
+    from ..observe.plots import check_plots
+
+    results = load_results(arguments.output).half(arguments.half)
+    text = report(results)
+    print(text)
+    name = "report.md" if arguments.half == "all" else f"report-{arguments.half}.md"
+    (arguments.output / name).write_text(text, encoding="utf-8")
+    try:
+        check_plots()
+    except ImportError:
+        print("hubkv eval: no figures: pip install 'hubkv-trt[eval]' brings matplotlib", file=sys.stderr)
+    else:
+        plot_report(results, arguments.output)
     return 0
 
 
