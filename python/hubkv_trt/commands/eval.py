@@ -38,10 +38,14 @@ SCOPES = [scope.value for scope in Scope]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``hubkv eval``."""
-    parser.add_argument("--engine", type=Path, default=DEFAULT_OUTPUT, metavar="DIR", help="eager, with HubKV and a gate")
+    parser.add_argument(
+        "--engine", type=Path, default=DEFAULT_OUTPUT, metavar="DIR", help="eager, with HubKV and a gate"
+    )
     parser.add_argument("--output", type=Path, metavar="DIR", required=True, help="of the results; they are added to")
     parser.add_argument("--tasks", type=_names, default=_names(TASKS), metavar="NAME,...", help=f"(default: {TASKS})")
-    parser.add_argument("--methods", type=_names, default=_names(METHODS), metavar="METHOD,...", help=f"(default: {METHODS})")
+    parser.add_argument(
+        "--methods", type=_names, default=_names(METHODS), metavar="METHOD,...", help=f"(default: {METHODS})"
+    )
     parser.add_argument(
         "--ratios", type=ratio_list, default=[0.75, 0.9, 0.93], metavar="r,...", help="(default: 0.75,0.9,0.93)"
     )

@@ -67,7 +67,9 @@ class Compressor:
     def __init__(self, llm: LLM) -> None:
         executor = llm._executor
         if not isinstance(executor, EagerExecutor):
-            raise ValueError(f"engine: backend {llm.config.backend.value} shows no scores: build one with --backend eager")
+            raise ValueError(
+                f"engine: backend {llm.config.backend.value} shows no scores: build one with --backend eager"
+            )
         if llm.config.hubkv is None:
             raise ValueError("engine: it is dense; build one with --hubkv")
         self.llm = llm

@@ -83,7 +83,7 @@ class Evaluator:
         return self._llm.tokenizer
 
     def evaluate(self, sample: Sample, settings: Sequence[Setting], seed: int = 0, full: bool = True) -> list[Cell]:
-        """A cell for each setting, the full cache's first (with ``full``). Nothing depends on what runs together.
+        """A cell for each setting, the full cache's first (with ``full``). What runs together moves last bits only.
 
         Args:
             seed: with task and index it gives that of random scores and placebos.
@@ -218,9 +218,7 @@ class Evaluator:
         name, scope, protected = FULL, Scope.MODEL, 0.0
         if setting is not None:
             name, scope = setting.method.name, setting.scope
-            protected = self._compressor.protected_share(
-                setting.method, scope, dense.num_tokens, int(stats.rows.sum())
-            )
+            protected = self._compressor.protected_share(setting.method, scope, dense.num_tokens, int(stats.rows.sum()))
         return Cell(
             sample.task,
             sample.index,

@@ -58,11 +58,16 @@ class Method:
                 require(not parameters, "method", text, "without parameters of an allocator")
                 continue
             known = (*_REFINEMENTS, *PRESETS, *ablations.ATTEMPTS, _PLACEBO)
-            require(name in known, "method", text, f"of refinements {', '.join(known)}, allocators {', '.join(_ALLOCATORS)}")
+            require(
+                name in known, "method", text, f"of refinements {', '.join(known)}, allocators {', '.join(_ALLOCATORS)}"
+            )
             refinement = _REFINEMENTS.get(name, name)
             changes = dict(_parameter(text, parameter) for parameter in parameters)
         require(
-            not changes or refinement not in ablations.ATTEMPTS, "method", text, "an attempt without parameters of HubKV"
+            not changes or refinement not in ablations.ATTEMPTS,
+            "method",
+            text,
+            "an attempt without parameters of HubKV",
         )
         method = cls(scorers[first], refinement, allocator, tuple(sorted(changes.items())))
         method.hubkv(HubKVConfig(), Scope.MODEL)  # refuses what a configuration refuses

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results as tables: what each method gives, and its difference to the base and to the placebo on the same contexts."""
+"""The results as tables: what each method gives, and how it differs from base and placebo on the same contexts."""
 
 from __future__ import annotations
 
@@ -100,19 +100,16 @@ def _head(results: Results, rows: dict[Group, Row]) -> str:
     header = results.headers[-1]
     settings, versions = header["settings"], header["versions"]
     compared = sum((row.base is not None) + (row.placebo is not None) for row in rows.values())
-    return "\n".join(
-        [
-            f"- model {settings['model']} ({settings['dtype']}), weights {settings['weights'][:12]}, gate "
-            f"{settings['gate'][:12]}; {', '.join(f'{name} {value}' for name, value in versions.items())}",
-            f"- contexts of about {settings['tokens']} tokens, seed {settings['seed']}; protected: "
-            + ", ".join(f"{name} {value}" for name, value in settings["protection"].items()),
-            f"- `{' '.join(['hubkv', *header['command'][1:]])}`, started {header['started']}",
-            "- right: share of questions; NLL: nats a token of the right answer; KL: nats, next token, full cache to "
-            "compressed; same: first choices that are the full cache's. Means over contexts; protected: share of kept rows.",
-            "- dNLL: paired difference on the same contexts [95 % bootstrap interval over contexts]; below 0 is better. "
-            f"p: sign flips, adjusted by Holm over the {compared} comparisons here.",
-        ]
-    )
+    protection = ", ".join(f"{name} {value}" for name, value in settings["protection"].items())
+    return f"""\
+- model {settings["model"]} ({settings["dtype"]}), weights {settings["weights"][:12]}, gate {settings["gate"][:12]};
+  {", ".join(f"{name} {value}" for name, value in versions.items())}
+- contexts of about {settings["tokens"]} tokens, seed {settings["seed"]}; protected: {protection}
+- `{" ".join(["hubkv", *header["command"][1:]])}`, started {header["started"]}
+- right: share of the questions; NLL: nats a token of the right answer; KL: nats, next token, full cache to compressed;
+  same: first choices that are the full cache's; protected: share of the kept rows. All are means over contexts.
+- dNLL: paired difference on the same contexts [95 % interval, bootstrap over contexts]; below 0 is better.
+  p: sign flips, adjusted by Holm over the {compared} comparisons here."""
 
 
 def _table(rows: dict[Group, Row]) -> str:

@@ -50,7 +50,9 @@ class Evaluation:
     generate: bool = True
 
     def __post_init__(self) -> None:
-        require(all(0 < r < 1 for r in self.ratios), "ratios", self.ratios, "in (0, 1); the full cache is always measured")
+        require(
+            all(0 < r < 1 for r in self.ratios), "ratios", self.ratios, "in (0, 1); the full cache is always measured"
+        )
         require(self.samples >= 1, "samples", self.samples, "an integer >= 1")
         require(self.tokens >= 1, "tokens", self.tokens, "an integer >= 1")
 
@@ -97,7 +99,10 @@ def run(
                 bar.set_postfix_str(f"{task} {index}", refresh=False)
                 sample = sources[task](index)
                 require(
-                    (sample.task, sample.index) == (task, index), "sample", (sample.task, sample.index), f"{task} {index}"
+                    (sample.task, sample.index) == (task, index),
+                    "sample",
+                    (sample.task, sample.index),
+                    f"{task} {index}",
                 )
                 found = evaluator.evaluate(sample, settings, evaluation.seed, full)
                 file.add(found)
@@ -142,9 +147,7 @@ def _missing(
     for index in evaluation.indices:
         for task in sources:
             settings = [
-                s
-                for s in evaluation.settings
-                if (task, index, s.method.name, s.scope.value, s.ratio) not in done.cells
+                s for s in evaluation.settings if (task, index, s.method.name, s.scope.value, s.ratio) not in done.cells
             ]
             full = (task, index, FULL, Scope.MODEL.value, 0.0) not in done.cells
             if settings or full:
