@@ -380,7 +380,8 @@ def test_command(tiny_engine: Callable[..., Path], tmp_path: Path, capsys: pytes
     arguments = ["eval", "--output", str(tmp_path)]
     measure = [
         *arguments, "--engine", str(tiny_engine("llama")), "--tasks", "continuation",
-        "--methods", "gate,gate+hubkv,random", "--ratios", "0.6", "--tokens", "300", "--samples", "2", "--scopes", "model,layer",
+        "--methods", "gate,gate+hubkv,random", "--ratios", "0.6", "--tokens", "300", "--samples", "2",
+        "--scopes", "model,layer",
     ]  # fmt: skip
     assert main(measure) == 0
     first = (tmp_path / FILE).read_bytes()

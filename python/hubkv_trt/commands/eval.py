@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..config import Scope
 from ..engine.build import DEFAULT_OUTPUT
 from .common import UsageError, ratio_list
+
+if TYPE_CHECKING:
+    from ..evaluation.sample import Sample
 
 HELP = "measure what answers are worth after a compression"
 DESCRIPTION = """\
@@ -92,10 +97,11 @@ def command(arguments: argparse.Namespace) -> int:
     )
     engine = load_engine(arguments.engine)
     tokenizer = engine.load_tokenizer()
-    sources = {
-        name: lambda index, name=name: SOURCES[name](tokenizer, arguments.tokens, index, arguments.seed)
-        for name in arguments.tasks
-    }
+
+    def source(name: str) -> Callable[[int], Sample]:
+        return lambda index: SOURCES[name](tokenizer, arguments.tokens, index, arguments.seed)
+
+    sources = {name: source(name) for name in arguments.tasks}
     results = run(engine, evaluation, sources, arguments.output, show=sys.stderr.isatty())
     print(f"{len(results.cells)} measurements in {arguments.output}: hubkv eval --output {arguments.output} --report")
     return 0

@@ -167,17 +167,17 @@ class Evaluator:
         ]  # as the full cache's, where they agree
         for i, index, logits in forced_logits(self._llm, items):
             log_p, targets = torch.log_softmax(logits, -1), items[i].targets(index)
-            found: dict[str, float] = {}
             if index == 0:
                 reference = references[pairs[i][1]]
                 assert reference.log_p is not None
                 divergence = (reference.log_p.exp() * (reference.log_p - log_p)).sum(-1).mean()
-                found["kl"] = round(max(0.0, float(divergence)), 7)
-                found["agreement"] = round(float((log_p.argmax(-1) == reference.best(targets)).double().mean()), 4)
+                agreement = float((log_p.argmax(-1) == reference.best(targets)).double().mean())
+                answers[i] = dataclasses.replace(
+                    answers[i], kl=round(max(0.0, float(divergence)), 7), agreement=round(agreement, 4)
+                )
             if index == len(items[i].continuations) - 1:
                 nll = -float(log_p.gather(1, targets[:, None]).sum(dtype=torch.float64))
                 answers[i] = dataclasses.replace(answers[i], nll=round(nll, 6), tokens=len(targets))
-            answers[i] = dataclasses.replace(answers[i], **found)
         apart = [i for i, a in enumerate(answers) if a.text is not None and a.agreement < 1]
         told = self._tell([(pairs[i][0], asked[pairs[i][1]].question) for i in apart])
         for i, (_, text) in zip(apart, told, strict=True):

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -48,24 +47,29 @@ def summarize(results: Results) -> dict[Group, Row]:
     rows: dict[Group, Row] = {}
     for cell in results.cells.values():
         rows.setdefault((cell.scope, cell.task, cell.ratio, cell.method), Row({})).cells[cell.index] = cell
-    for (scope, task, ratio, name), row in rows.items():
-        if name == FULL:
+    for group, row in rows.items():
+        if group[-1] == FULL:
             continue
-        method = Method.parse(name)
-
-        def against(others: Iterable[Method], row: Row = row, at: tuple[str, str, float] = (scope, task, ratio)) -> Any:
-            names = [other.name for other in others if other != method]  # noqa: B023 (called at once)
-            return next((_compare(row, rows[(*at, n)], n) for n in names if (*at, n) in rows), None)
-
-        if method != method.base:
-            row.base = against([method.base])
-        if method.refinement != "placebo" and method != method.base:
-            row.placebo = against([method.placebo, Method(method.scorer, "placebo")])
+        method = Method.parse(group[-1])
+        if method == method.base:
+            continue
+        row.base = _against(rows, group, [method.base])
+        if method.refinement != "placebo":
+            row.placebo = _against(rows, group, [method.placebo, Method(method.scorer, "placebo")])
     compared = [(row, kind) for row in rows.values() for kind in ("base", "placebo") if getattr(row, kind) is not None]
     for (row, kind), adjusted in zip(compared, holm([getattr(r, k).p for r, k in compared]), strict=True):
         old = getattr(row, kind)
         setattr(row, kind, Comparison(old.other, old.nll, old.p, adjusted))
     return rows
+
+
+def _against(rows: dict[Group, Row], group: Group, others: list[Method]) -> Comparison | None:
+    """The method of a group against the first of others that was measured there, too."""
+    scope, task, ratio, name = group
+    for other in others:
+        if other.name != name and (row := rows.get((scope, task, ratio, other.name))) is not None:
+            return _compare(rows[group], row, other.name)
+    return None
 
 
 def _compare(row: Row, other: Row, name: str) -> Comparison | None:

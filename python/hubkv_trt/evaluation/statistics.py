@@ -105,4 +105,5 @@ def _by_cluster(
     if clusters is None:
         return array, np.ones(len(array))
     _, which = np.unique(np.asarray(clusters), return_inverse=True)
-    return np.bincount(which, array), np.bincount(which).astype(np.float64)
+    sums: NDArray[np.float64] = np.bincount(which, array).astype(np.float64)
+    return sums, np.bincount(which).astype(np.float64)
