@@ -201,20 +201,23 @@ def test_what_cannot_be_made_says_what_to_do() -> None:
 def test_training_and_evaluation_texts_are_apart() -> None:
     from pydoc_data.topics import topics
 
-    trained = " ".join(" ".join(text.split()) for name, text in topics.items() if training_topic(name))
+    trained = " ".join(
+        " ".join(re.findall(r"[a-z0-9]+", topics[name].lower())) for name in topics if training_topic(name)
+    )
     mine = [" ".join(text.split()) for name, text in topics.items() if not training_topic(name)]
     paragraphs = python_prose().paragraphs
     assert training_topic("compound")
     assert not training_topic("specialnames")
-    assert not [p for p in paragraphs if f" {p} " in trained and len(p.split()) > 20], "a paragraph of a training topic"
+    for words in (re.findall(r"[a-z0-9]+", p.lower()) for p in paragraphs):
+        middle = " ".join(words[len(words) // 2 - 6 :][:12])
+        assert f" {middle} " not in trained, "a paragraph that a training topic has, too"
     assert sum(any(p in text for text in mine) for p in paragraphs[-200:]) > 100  # the topics come last
 
 
 def test_prose_is_prose() -> None:
     prose = python_prose()
     assert len(prose.paragraphs) == len(set(prose.paragraphs))
-    assert all(len(p.split()) <= 150 and p == " ".join(p.split()) for p in prose.paragraphs)
-    assert sum(len(p.split()) >= 12 and p[0].isupper() for p in prose.paragraphs) > 0.98 * len(prose.paragraphs)
+    assert all(12 <= len(p.split()) <= 90 and p == " ".join(p.split()) for p in prose.paragraphs)
     assert sum(len(p.split()) for p in prose.paragraphs) > 60_000
     assert prose.digest == Prose(prose.paragraphs).digest != Prose(prose.paragraphs[1:]).digest
     assert sentences("Use it, e.g. Sockets. It works! So (they say.) Fine.") == [

@@ -46,11 +46,21 @@ def frequent_words(tokenizer: Any, tokens: int, index: int, seed: int, prose: Pr
     coded = _coded_words(rng, _CODED)
     for _ in range(_DRAWS):
         words = rng.choices(coded, [1 / k**_ZIPF for k in range(1, _CODED + 1)], k=tokens)
-        context = longest(tokenizer, tokens, lambda n, words=words: " ".join(words[:n]), len(words), "frequent_words")
+        context = longest(tokenizer, tokens, _Joined(words), len(words), "frequent_words")
         ranked = _ranked(context.split())
         if ranked:
             return Sample("frequent_words", index, context, _questions(ranked, "coded words", "the text"))
     raise _too_short("frequent_words", tokens)
+
+
+class _Joined:
+    """The first n words as a text."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = words
+
+    def __call__(self, n: int) -> str:
+        return " ".join(self._words[:n])
 
 
 def _questions(ranked: Sequence[str], things: str, where: str) -> tuple[Question, ...]:

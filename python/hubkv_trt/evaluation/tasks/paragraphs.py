@@ -124,7 +124,9 @@ def paragraph_qa(tokenizer: Any, tokens: int, index: int, seed: int, prose: Pros
     rng = random_of("paragraph_qa", tokens, index, seed)
     pools = {kind: rng.sample(values, len(values)) for kind, values in _VALUES.items()}
     pools["number"] = numbers(rng, 2 * _QUESTIONS, digits=3)
-    paragraphs, questions, answers = [], [], []
+    paragraphs: list[str] = []
+    questions: list[Question] = []
+    answers: list[str] = []
     for topic in rng.sample(_TOPICS, _QUESTIONS):
         values = {slot: pools[slot].pop() for slot in re.findall(r"{(\w+)}", topic.text)}
         paragraphs.append(topic.text.format(**values))

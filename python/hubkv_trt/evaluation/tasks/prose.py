@@ -3,8 +3,9 @@
 
 The standard library of the running Python is documented in prose (PSF licence), and is read where it is installed:
 docstrings of ``_MODULES``, and those topics of ``pydoc_data.topics`` whose name's sha256 begins with an odd byte. The
-even topics are left to training texts, and a paragraph that stands in one of them is left out. So the text, and every
-sample made from it, depends on Python's version; ``Prose.digest`` says whether two runs read the same.
+even topics are left to training texts, as are the other modules and the manual; a paragraph that shares twelve words
+in a row with an even topic is left out. So the text, and every sample made from it, depends on Python's version;
+``Prose.digest`` says whether two runs read the same.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _MODULES = (
     "concurrent/futures/_base concurrent/futures/process configparser contextlib _pydecimal difflib doctest "
     "email/_policybase email/charset email/generator email/header email/headerregistry email/message email/parser "
     "email/utils filecmp fileinput ftplib functools getopt graphlib gzip http/client http/cookiejar http/cookies "
-    "http/server inspect ipaddress json/__init__ json/decoder json/encoder linecache logging/__init__ logging/config "
-    "logging/handlers lzma mimetypes optparse os pathlib pdb pkgutil platform posixpath pstats pyclbr _pyio queue "
-    "random re/__init__ sched shelve shutil site smtplib socket socketserver ssl statistics tarfile tempfile textwrap "
-    "threading timeit tokenize traceback turtle typing unittest/__init__ unittest/case unittest/loader unittest/mock "
-    "urllib/parse urllib/request uuid wave weakref wsgiref/handlers xml/etree/ElementTree xml/sax/handler "
-    "xml/sax/xmlreader xmlrpc/server zipimport "
+    "http/server inspect ipaddress json/__init__ json/decoder json/encoder linecache lzma mimetypes os pathlib "
+    "pkgutil platform posixpath pstats pyclbr _pyio queue random sched shelve shutil site smtplib socket socketserver "
+    "ssl tarfile tempfile threading timeit tokenize traceback turtle typing unittest/__init__ unittest/case "
+    "unittest/loader unittest/mock urllib/parse urllib/request uuid wave weakref wsgiref/handlers "
+    "xml/etree/ElementTree xml/sax/handler xml/sax/xmlreader xmlrpc/server zipimport "
 )  # of the standard library; those that a version lacks are passed over
 
+_RUN = 12
 _MIN_WORDS = 12
 _MAX_WORDS = 90  # of a paragraph; longer ones are split at a sentence
 
@@ -90,8 +91,8 @@ def python_prose() -> Prose:
         for docstring in _docstrings(path.read_text(encoding="utf-8"))
     ]
     documents += [text for name, text in sorted(topics.items()) if not training_topic(name)]
-    left_out = set(_paragraphs(text for name, text in topics.items() if training_topic(name)))
-    paragraphs = tuple(p for p in _paragraphs(documents) if p not in left_out)
+    left_out = {run for name, text in topics.items() if training_topic(name) for run in runs(text)}
+    paragraphs = tuple(p for p in _paragraphs(documents) if left_out.isdisjoint(runs(p)))
     if not paragraphs:
         raise ValueError(f"text: {library} holds no sources of the standard library to read; name files of your own")
     return Prose(paragraphs)
@@ -109,6 +110,12 @@ def read_prose(paths: Sequence[str | Path]) -> Prose:
             f"text: {', '.join(map(str, paths))}: no paragraph reads as prose (12 words and more, with a full stop)"
         )
     return Prose(paragraphs)
+
+
+def runs(text: str) -> Iterator[tuple[str, ...]]:
+    """Every twelve words in a row, without case and punctuation: a text that shares one quotes the other."""
+    words = re.findall(r"[a-z0-9]+", text.lower())
+    return (tuple(words[i : i + _RUN]) for i in range(len(words) - _RUN + 1))
 
 
 def sentences(text: str) -> list[str]:
@@ -136,7 +143,7 @@ def _paragraphs(documents: Iterable[str]) -> Iterator[str]:
             paragraph = " ".join(re.sub(r"``|(?<!\w)[*](?=\w)|(?<=\w)[*](?!\w)", "", block).split())
             if _is_prose(paragraph):
                 for part in _split(paragraph):
-                    if part not in seen:
+                    if part not in seen and len(part.split()) >= _MIN_WORDS:
                         seen.add(part)
                         yield part
 
@@ -148,12 +155,12 @@ def _is_prose(paragraph: str) -> bool:
 
 
 def _split(paragraph: str) -> Iterator[str]:
-    """Parts of whole sentences, of about ``_MAX_WORDS`` words at most."""
+    """Parts of whole sentences, at most ``_MAX_WORDS`` words each. A longer sentence is a table, and left out."""
     words: list[str] = []
-    for sentence in sentences(paragraph):
-        if words and len(words) + len(sentence.split()) > _MAX_WORDS:
+    for sentence in (each.split() for each in sentences(paragraph)):
+        if len(words) + len(sentence) > _MAX_WORDS:
             yield " ".join(words)
             words = []
-        words += sentence.split()
-    for start in range(0, len(words), _MAX_WORDS):
-        yield " ".join(words[start : start + _MAX_WORDS])
+        if len(sentence) <= _MAX_WORDS:
+            words += sentence
+    yield " ".join(words)
