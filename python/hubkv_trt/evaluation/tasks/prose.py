@@ -149,7 +149,12 @@ def _paragraphs(documents: Iterable[str]) -> Iterator[str]:
 
 
 def _is_prose(paragraph: str) -> bool:
-    if len(paragraph.split()) < _MIN_WORDS or not paragraph[0].isupper() or paragraph[-1] not in ".:!?":
+    if (
+        len(paragraph.split()) < _MIN_WORDS
+        or not paragraph[0].isupper()
+        or paragraph.isupper()
+        or paragraph[-1] not in ".:!?"
+    ):
         return False
     return sum(c.isalpha() or c in " ,.'" for c in paragraph) / len(paragraph) > 0.92
 
