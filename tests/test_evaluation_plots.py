@@ -9,12 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 
 from hubkv_trt.engine.directory import load_engine
 from hubkv_trt.evaluation.methods import FULL
-from hubkv_trt.evaluation.plots import mean_band, plot_report, plot_scores
+from hubkv_trt.evaluation.plots import plot_report, plot_scores
 from hubkv_trt.evaluation.results import Answer, Cell, Results
 
 METHODS = ("gate", "gate+hubkv", "random")
@@ -85,20 +84,6 @@ def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^results: no cell of a compressed context"):
         plot_report(only_full, tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_band_holds_its_mean_and_narrows_with_more_contexts() -> None:
-    values = np.random.default_rng(1).normal(size=400)
-    mean, low, high = mean_band(values[:40].tolist())
-    assert mean == pytest.approx(values[:40].mean())
-    assert low < mean < high
-    # The percentile bootstrap of a mean is near the normal interval.
-    assert (high - low) / 2 == pytest.approx(1.96 * values[:40].std() / 40**0.5, rel=0.15)
-    wide = high - low
-    _, low, high = mean_band(values.tolist())
-    assert high - low < wide / 2
-    assert mean_band([0.5]) == (0.5, 0.5, 0.5)
-    assert mean_band([1.0, 1.0, 1.0]) == (1.0, 1.0, 1.0)
 
 
 def test_scores_of_a_head_with_its_hubs(tmp_path: Path, tiny_engine: Callable[..., Path]) -> None:

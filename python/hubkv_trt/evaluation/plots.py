@@ -18,9 +18,10 @@ from ..observe.plots import check_plots
 from ..reference.refine import hubs
 from .methods import FULL
 from .results import Cell, Results
+from .statistics import bootstrap
 
 _STYLES = ("o-", "s-", "^-", "D-", "x--", "v--", "P:", ".:")
-_BOOTSTRAP = 1000  # resamples of the contexts
+_RESAMPLES = 2000  # of the contexts
 _MAX_COLUMNS = 4  # of tasks
 _MAX_PANELS = 8  # of heat maps
 _METRICS: tuple[tuple[str, Callable[[Cell], float | None]], ...] = (
@@ -92,14 +93,6 @@ def plot_scores(
     _save(_scores(scores[layer, head].numpy(), engine.config.hubkv, f"layer {layer}, head {head}", first, count), path)
 
 
-def mean_band(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean over contexts, and its 95 % interval by the percentile bootstrap; the same values give the same band."""
-    data = np.asarray(values, float)
-    drawn = np.random.default_rng(0).integers(len(data), size=(_BOOTSTRAP, len(data)))
-    low, high = np.quantile(data[drawn].mean(1), (0.025, 0.975))
-    return float(data.mean()), float(low), float(high)
-
-
 def _quality(cells: Sequence[Cell], full: Sequence[Cell]) -> Any:
     """For each task accuracy above (where answers were generated) and NLL below."""
     tasks = list(dict.fromkeys(cell.task for cell in cells))
@@ -131,12 +124,13 @@ def _quality(cells: Sequence[Cell], full: Sequence[Cell]) -> Any:
 
 
 def _curve(cells: Sequence[Cell], measure: Callable[[Cell], float | None]) -> list[tuple[float, float, float, float]]:
-    """(ratio, mean, low, high) in the order of the ratios."""
+    """(ratio, mean over contexts, its 95 % interval) in the order of the ratios."""
     found = []
     for ratio in sorted({cell.ratio for cell in cells}):
         values = [value for value in (measure(cell) for cell in cells if cell.ratio == ratio) if value is not None]
         if values:
-            found.append((ratio, *mean_band(values)))
+            band = bootstrap(values, resamples=_RESAMPLES)
+            found.append((ratio, band.mean, band.low, band.high))
     return found
 
 
