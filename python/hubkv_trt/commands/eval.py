@@ -14,6 +14,7 @@ from ..engine.build import DEFAULT_OUTPUT
 from .common import UsageError, ratio_list
 
 if TYPE_CHECKING:
+    from ..engine.directory import Engine
     from ..evaluation.sample import Sample
 
 HELP = "measure what answers are worth after a compression"
@@ -68,6 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report", action="store_true", help="measure nothing; tables and figures of what OUTPUT has, of --half of it"
     )
+    parser.add_argument(
+        "--peer", type=Path, metavar="MODEL", help="measure nothing; compare answers with kvpress's own pipeline on the "
+        "checkpoint (directory or .gguf) that the engine was built from, at the first of --ratios",
+    )  # fmt: skip
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -102,6 +107,8 @@ def command(arguments: argparse.Namespace) -> int:
         return lambda index: SOURCES[name](tokenizer, arguments.tokens, index, arguments.seed)
 
     sources = {name: source(name) for name in arguments.tasks}
+    if arguments.peer is not None:
+        return _compare(arguments, engine, sources)
     results = run(engine, evaluation, sources, arguments.output, show=sys.stderr.isatty())
     print(f"{len(results.cells)} measurements in {arguments.output}: hubkv eval --output {arguments.output} --report")
     return 0
@@ -125,6 +132,25 @@ def _report(arguments: argparse.Namespace) -> int:
         print("hubkv eval: no figures: pip install 'hubkv-trt[eval]' brings matplotlib", file=sys.stderr)
     else:
         plot_report(results, arguments.output)
+    return 0
+
+
+def _compare(arguments: argparse.Namespace, engine: Engine, sources: dict[str, Callable[[int], Sample]]) -> int:
+    """Prints whether kvpress answers the same, and writes it beside the results."""
+    from ..evaluation.methods import Method
+    from ..evaluation.peer import PEERS, describe, load_reference, peer_answers
+
+    samples = [source(index) for index in range(arguments.samples) for source in sources.values()]
+    methods = [Method.parse(name) for name in arguments.methods]
+    scorers = [m.scorer for m in methods if m == m.base and m.scorer in PEERS]
+    if not scorers:
+        raise UsageError(f"--peer: none of the methods is a scorer alone that kvpress has: {', '.join(PEERS)}")
+    model = load_reference(arguments.peer)
+    answers = list(peer_answers(engine, model, [s for s in samples if s.chat], scorers, arguments.ratios[0]))
+    text = describe(answers)
+    print(text)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    (arguments.output / "peer.md").write_text(text + "\n", encoding="utf-8")
     return 0
 
 

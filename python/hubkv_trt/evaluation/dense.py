@@ -58,13 +58,14 @@ class Compressor:
     with an engine built for the method: the same rows, byte for byte.
 
     Args:
-        llm: of the eager backend, with HubKV. What it protects and the gate are the engine's.
+        llm: of the eager backend, with HubKV. The gate is the engine's.
+        hubkv: says what is protected; None: what the engine protects.
 
     Raises:
         ValueError: the engine is dense or runs on a device.
     """
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, hubkv: HubKVConfig | None = None) -> None:
         executor = llm._executor
         if not isinstance(executor, EagerExecutor):
             raise ValueError(
@@ -75,7 +76,7 @@ class Compressor:
         self.llm = llm
         self.config: EngineConfig = llm.config
         self.encoder = Encoder(llm.tokenizer, llm.config.model.vocab_size)
-        self._hubkv: HubKVConfig = llm.config.hubkv
+        self._hubkv: HubKVConfig = hubkv or llm.config.hubkv
         self._executor = executor
         self._scorers: dict[Scorer, Any] = {}
 

@@ -62,6 +62,12 @@ class _Reference:
         return self.log_p.argmax(-1) if self.told is None else targets
 
 
+def context_text(sample: Sample) -> str:
+    """What is compressed: the context, which in a chat ends with a line break."""
+    ends = not sample.chat or sample.context.endswith("\n")
+    return sample.context if ends else sample.context + _LINE_BREAK
+
+
 class Evaluator:
     """Measures settings on samples.
 
@@ -91,9 +97,7 @@ class Evaluator:
         Raises:
             ValueError: the sample does not fit the engine.
         """
-        text = sample.context
-        if sample.chat and not text.endswith("\n"):
-            text += _LINE_BREAK
+        text = context_text(sample)
         own_seed = zlib.crc32(f"{seed}/{sample.task}/{sample.index}".encode()) >> 12
         dense = self._compressor.read(text, sample.chat, [s.method.scorer for s in settings], own_seed)
         asked = [self._ask(q, dense.ending) for q in sample.questions]
