@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="DIR", required=True, help="of the results; they are added to")
     parser.add_argument("--tasks", type=_names, default=_names(TASKS), metavar="NAME,...", help=f"(default: {TASKS})")
     parser.add_argument(
+        "--dataset", type=Path, action="append", default=[], metavar="FILE", help="also samples of a .jsonl file as "
+        "LongBench and RULER have them; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
         "--methods", type=_names, default=_names(METHODS), metavar="METHOD,...", help=f"(default: {METHODS})"
     )
     parser.add_argument(
@@ -70,9 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--report", action="store_true", help="measure nothing; tables and figures of what OUTPUT has, of --half of it"
     )
     parser.add_argument(
-        "--peer", type=Path, metavar="MODEL", help="measure nothing; compare answers with kvpress's own pipeline on the "
-        "checkpoint (directory or .gguf) that the engine was built from, at the first of --ratios",
-    )  # fmt: skip
+        "--peer",
+        type=Path,
+        metavar="MODEL",
+        help="measure nothing; compare answers with kvpress's own pipeline on the checkpoint (directory or .gguf) that "
+        "the engine was built from, at the first of --ratios",
+    )
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -107,9 +115,12 @@ def command(arguments: argparse.Namespace) -> int:
         return lambda index: SOURCES[name](tokenizer, arguments.tokens, index, arguments.seed)
 
     sources = {name: source(name) for name in arguments.tasks}
+    published = _published(arguments.dataset, arguments.samples)
+    limits = {name: len(samples) for name, samples in published.items()}
+    sources |= {name: samples.__getitem__ for name, samples in published.items()}
     if arguments.peer is not None:
         return _compare(arguments, engine, sources)
-    results = run(engine, evaluation, sources, arguments.output, show=sys.stderr.isatty())
+    results = run(engine, evaluation, sources, arguments.output, sys.stderr.isatty(), limits)
     print(f"{len(results.cells)} measurements in {arguments.output}: hubkv eval --output {arguments.output} --report")
     return 0
 
@@ -133,6 +144,19 @@ def _report(arguments: argparse.Namespace) -> int:
     else:
         plot_report(results, arguments.output)
     return 0
+
+
+def _published(files: list[Path], count: int) -> dict[str, list[Sample]]:
+    """Samples of dataset files by task, numbered in each from 0 on, at most ``count``."""
+    from ..evaluation.datasets import read_samples
+
+    found: dict[str, list[Sample]] = {}
+    for file in files:
+        for sample in read_samples(file):
+            of_task = found.setdefault(sample.task, [])
+            if len(of_task) < count:
+                of_task.append(dataclasses.replace(sample, index=len(of_task)))
+    return found
 
 
 def _compare(arguments: argparse.Namespace, engine: Engine, sources: dict[str, Callable[[int], Sample]]) -> int:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,12 @@ class Evaluation:
 
 
 def run(
-    engine: Engine, evaluation: Evaluation, sources: dict[str, Source], output: Path, show: bool = False
+    engine: Engine,
+    evaluation: Evaluation,
+    sources: Mapping[str, Source],
+    output: Path,
+    show: bool = False,
+    limits: Mapping[str, int] = MappingProxyType({}),
 ) -> Results:
     """Measures what the file in ``output`` does not have, task by task in turn, so that a run may stop at any time.
 
@@ -80,6 +86,7 @@ def run(
         sources: samples by task.
         output: directory.
         show: a progress bar on stderr.
+        limits: how many samples a task has, where that may be less than what is asked for.
 
     Returns:
         All that is in the file then.
@@ -89,7 +96,7 @@ def run(
     """
     file = ResultsFile(output, header(engine, evaluation))
     try:
-        work = list(_missing(evaluation, sources, file.results))
+        work = list(_missing(evaluation, sources, file.results, limits))
         if not work:
             return file.results
         evaluator = Evaluator(engine, evaluation.generate)
@@ -141,14 +148,18 @@ def header(engine: Engine, evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _missing(
-    evaluation: Evaluation, sources: Sequence[str] | dict[str, Source], done: Results
+    evaluation: Evaluation, sources: Iterable[str], done: Results, limits: Mapping[str, int]
 ) -> Iterator[tuple[str, int, list[Setting], bool]]:
     """Task, index, settings, and whether the full cache's cell is missing, too; one sample of each task in turn."""
     for index in evaluation.indices:
         for task in sources:
-            settings = [
-                s for s in evaluation.settings if (task, index, s.method.name, s.scope.value, s.ratio) not in done.cells
-            ]
-            full = (task, index, FULL, Scope.MODEL.value, 0.0) not in done.cells
+            if index >= limits.get(task, index + 1):
+                continue
+
+            def has(method: str, scope: str, ratio: float, sample: tuple[str, int] = (task, index)) -> bool:
+                return (*sample, method, scope, ratio) in done.cells
+
+            settings = [s for s in evaluation.settings if not has(s.method.name, s.scope.value, s.ratio)]
+            full = not has(FULL, Scope.MODEL.value, 0.0)
             if settings or full:
                 yield task, index, settings, full
