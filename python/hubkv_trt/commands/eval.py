@@ -120,7 +120,7 @@ def command(arguments: argparse.Namespace) -> int:
     sources |= {name: samples.__getitem__ for name, samples in published.items()}
     if arguments.peer is not None:
         return _compare(arguments, engine, sources)
-    results = run(engine, evaluation, sources, arguments.output, sys.stderr.isatty(), limits)
+    results = run(engine, evaluation, sources, arguments.output, True, limits)
     print(f"{len(results.cells)} measurements in {arguments.output}: hubkv eval --output {arguments.output} --report")
     return 0
 

@@ -85,7 +85,7 @@ def run(
         evaluation: what to measure.
         sources: samples by task.
         output: directory.
-        show: a progress bar on stderr.
+        show: progress on stderr.
         limits: how many samples a task has, where that may be less than what is asked for.
 
     Returns:
@@ -101,7 +101,10 @@ def run(
             return file.results
         evaluator = Evaluator(engine, evaluation.generate)
         cells = sum(len(settings) + full for _, _, settings, full in work)
-        with tqdm(total=cells, desc="hubkv eval", unit="cell", disable=not show, smoothing=0.05) as bar:
+        interval = 0.1 if sys.stderr.isatty() else 60.0  # a log gets a line a minute
+        with tqdm(
+            total=cells, desc="hubkv eval", unit="cell", disable=not show, smoothing=0.05, mininterval=interval
+        ) as bar:
             for task, index, settings, full in work:
                 bar.set_postfix_str(f"{task} {index}", refresh=False)
                 sample = sources[task](index)
@@ -120,9 +123,14 @@ def run(
 
 
 def header(engine: Engine, evaluation: Evaluation) -> dict[str, Any]:
-    """The line that a run begins with. All runs of a file have the same ``settings``."""
+    """The line that a run begins with. All runs of a file have the same ``settings``.
+
+    Raises:
+        ValueError: the engine is dense.
+    """
     config = engine.config
-    assert config.hubkv is not None or not evaluation.methods
+    if config.hubkv is None:
+        raise ValueError("engine: it is dense; build one with --hubkv")
     protection = ("sink_tokens", "window_ratio", "window_tokens", "long_context")
     return {
         "settings": {
