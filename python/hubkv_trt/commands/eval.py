@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--half", choices=["all", "first", "second"], default="all",
         help="every other sample: search parameters on one half, confirm them on the other",
     )  # fmt: skip
-    parser.add_argument("--no-generate", action="store_true", help="leave right answers out: half the time")
+    parser.add_argument("--no-generate", action="store_true", help="leave right answers out, which takes less time")
     parser.add_argument(
         "--report", action="store_true", help="measure nothing; tables and figures of what OUTPUT has, of --half of it"
     )
