@@ -85,6 +85,16 @@ class EagerExecutor:
         rows = np.diff(outputs.head_offsets.numpy()).reshape(self._model.num_layers, self._model.num_kv_heads)
         return Prefill(outputs.logits.unsqueeze(0), lambda: rows, dict(ops.seconds))
 
+    @property
+    def ops(self) -> EagerOps:
+        """What runs the model, over its weights."""
+        return self._ops
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model itself, without compression."""
+        return self._dense
+
     def prefill_bytes(self, num_tokens: int, budget: Budget) -> int:
         """As ``Executor.prefill_bytes``: none of the cache; activations come from the heap."""
         return 0
@@ -100,8 +110,19 @@ class EagerExecutor:
         return draw(logits, params, generators, edits)
 
     @torch.inference_mode()
-    def extend(self, batch: Batch, token_ids: torch.Tensor, new_lengths: torch.Tensor | None = None) -> torch.Tensor:
-        """As ``Executor.extend``."""
+    def extend(
+        self,
+        batch: Batch,
+        token_ids: torch.Tensor,
+        new_lengths: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As ``Executor.extend``.
+
+        Args:
+            rows: int32 [M], which of the B*Tq new tokens (sequence-major) to give logits of, float32 [M, V], in place
+                of each sequence's last.
+        """
         tables, ledger = batch.tables(token_ids.shape[1], new_lengths), self._cache.ledger
         if batch.work is None:
             batch.work = self._plan([s.segment for s in batch.sequences if s.segment is not None])
@@ -117,7 +138,8 @@ class EagerExecutor:
             page_tokens=ledger.page_tokens,
             page_base=self._cache.page_base,
         )
-        inputs = ExtendInputs(token_ids.flatten(), tables.positions, tables.last_tokens, cache, len(batch))
+        wanted = tables.last_tokens if rows is None else rows
+        inputs = ExtendInputs(token_ids.flatten(), tables.positions, wanted, cache, len(batch))
         outputs = self._decoder.extend(self._ops, inputs)
         stages.append(
             outputs.k_new,
