@@ -20,11 +20,17 @@ TEMPLATE = ROOT / "triton_repo" / "hubkv"
 ENVIRONMENT = Path(os.environ.get("HUBKV_TRITON_ENVIRONMENT", ROOT / ".venv-triton"))
 CACHE_BYTES = 64 << 20
 SECONDS = 60.0  # for any one answer
-LIFETIME = 900.0  # of the server, whatever happens
 
 
 class TritonSite:
     """A running server with ``hubkv`` (decoupled) and ``hubkv_unary`` of one engine.
+
+    Args:
+        engine: its directory.
+        folder: for the repository and the log.
+        max_waiting: of ``hubkv``; ``hubkv_unary`` has room for two.
+        cache_bytes: of each model.
+        lifetime: seconds after which the server is stopped, whatever happens.
 
     Attributes:
         engine: its directory.
@@ -32,21 +38,30 @@ class TritonSite:
         server: the server.
     """
 
-    def __init__(self, engine: Path, folder: Path) -> None:
+    def __init__(
+        self,
+        engine: Path,
+        folder: Path,
+        *,
+        max_waiting: int | None = None,
+        cache_bytes: int = CACHE_BYTES,
+        lifetime: float = 900.0,
+    ) -> None:
         self.engine = engine
+        self._cache_bytes = cache_bytes
         self.repository = folder / "repository"
         self._log = folder / "triton.log"
-        self.add_model("hubkv")
+        self.add_model("hubkv", max_waiting=max_waiting)
         self.add_model("hubkv_unary", decoupled=False, max_waiting=2)
         options = ["--model-control-mode=explicit", "--load-model=hubkv", "--load-model=hubkv_unary"]
         self.server = TritonServer(ENVIRONMENT, self.repository, options=options, log=self._log)
-        self._deadline = threading.Timer(LIFETIME, self.server.stop)
+        self._deadline = threading.Timer(lifetime, self.server.stop)
         self._deadline.daemon = True
         self._deadline.start()
 
     def add_model(self, name: str, decoupled: bool = True, max_waiting: int | None = None) -> Path:
         """Writes a model on a copy of the engine; the folder of its version."""
-        parameters = ModelParameters(str(self.engine), cache_bytes=CACHE_BYTES, max_waiting=max_waiting)
+        parameters = ModelParameters(str(self.engine), cache_bytes=self._cache_bytes, max_waiting=max_waiting)
         folder = write_model(TEMPLATE, self.repository, parameters, name=name, decoupled=decoupled, copy_engine=True)
         return folder / "1"
 
@@ -89,6 +104,11 @@ class TritonSite:
             time.sleep(3 * PUBLISH_SECONDS)
             if self.metrics(model) == values:
                 return values
+
+    def idle_totals(self) -> dict[str, float]:
+        """Counters of both models together, when both are idle."""
+        both = [self.wait_until_idle(model) for model in ("hubkv", "hubkv_unary")]
+        return {key: both[0].get(key, 0) + both[1].get(key, 0) for key in both[0].keys() | both[1].keys()}
 
     def stop(self) -> int:
         """Stops the server; its exit status."""
