@@ -2,8 +2,8 @@
 """5,000 mixed requests to a real Triton server on the demo engine, at four times what it runs at once (``make soak``).
 
 The requests come in rounds. After each round the server must have given everything back; then its memory is read. The
-program ends with 1 where a request was lost or has a wrong answer, a counter or the cache is not what it should be, or memory grows:
-the slope of resident bytes over the second half of the rounds is more than GROWTH bytes a request.
+program ends with 1 where a request was lost or has a wrong answer, a counter or the cache is not what it should be, or
+memory grows: the slope of resident bytes over the second half of the rounds is more than GROWTH bytes a request.
 """
 
 from __future__ import annotations
@@ -54,7 +54,12 @@ def soak(arguments: argparse.Namespace) -> int:
     print(f"== {len(requests.answers)} different requests; starting the server", flush=True)
     with tempfile.TemporaryDirectory(prefix="hubkv-soak-") as folder:
         site = TritonSite(
-            arguments.engine, Path(folder), max_waiting=2 * batch, cache_bytes=CACHE_BYTES, lifetime=arguments.lifetime
+            arguments.engine,
+            Path(folder),
+            max_waiting=3 * batch // 2,
+            cache_bytes=CACHE_BYTES,
+            copy_engine=False,
+            lifetime=arguments.lifetime,
         )
         try:
             site.server.wait_until_ready(timeout=300)

@@ -57,7 +57,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [  # the field that the message begins w
     ("text_input", {"text_input": "a" * (1 << 20)}),
     ("stop_words", {"stop_words": ["x"] * 65}),
     ("beam_width", {"beam_width": 2}),
-    ("bad_words", {"bad_words": ["b"]}),
+    ("num_return_sequences", {"num_return_sequences": 2}),
 ]
 
 

@@ -181,6 +181,9 @@ def test_metrics(triton: TritonSite, client: HubKVClient, llm: LLM, expected: di
     assert grown(before, after, "hubkv_first_token_seconds_count") == 1
     assert after['hubkv_arena_bytes{of="size"}'] == llm.cache.num_bytes
     assert grown(before, after, 'hubkv_tokens_total{phase="prefill"}') == output.stats.prompt_tokens
+    assert (
+        0 < grown(before, after, "hubkv_prefill_seconds_total") <= grown(before, after, "hubkv_first_token_seconds_sum")
+    )
     assert grown(before, after, "hubkv_inter_token_seconds_count") == tokens - 1
     assert grown(before, after, 'hubkv_inter_token_seconds_bucket{le="+Inf"}') == tokens - 1
     assert grown(before, after, "hubkv_first_token_seconds_sum") > 0

@@ -30,6 +30,7 @@ class TritonSite:
         folder: for the repository and the log.
         max_waiting: of ``hubkv``; ``hubkv_unary`` has room for two.
         cache_bytes: of each model.
+        copy_engine: each model has a copy.
         lifetime: seconds after which the server is stopped, whatever happens.
 
     Attributes:
@@ -45,10 +46,12 @@ class TritonSite:
         *,
         max_waiting: int | None = None,
         cache_bytes: int = CACHE_BYTES,
+        copy_engine: bool = True,
         lifetime: float = 900.0,
     ) -> None:
         self.engine = engine
         self._cache_bytes = cache_bytes
+        self._copy_engine = copy_engine
         self.repository = folder / "repository"
         self._log = folder / "triton.log"
         self.add_model("hubkv", max_waiting=max_waiting)
@@ -60,9 +63,11 @@ class TritonSite:
         self._deadline.start()
 
     def add_model(self, name: str, decoupled: bool = True, max_waiting: int | None = None) -> Path:
-        """Writes a model on a copy of the engine; the folder of its version."""
+        """Writes a model; the folder of its version."""
         parameters = ModelParameters(str(self.engine), cache_bytes=self._cache_bytes, max_waiting=max_waiting)
-        folder = write_model(TEMPLATE, self.repository, parameters, name=name, decoupled=decoupled, copy_engine=True)
+        folder = write_model(
+            TEMPLATE, self.repository, parameters, name=name, decoupled=decoupled, copy_engine=self._copy_engine
+        )
         return folder / "1"
 
     def log(self) -> str:

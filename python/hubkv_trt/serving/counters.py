@@ -15,6 +15,7 @@ _HELP = {
     "hubkv_contexts": "Compressed contexts that are kept",
     "hubkv_rows_kept_total": "Rows kept by prefills, by the upper bound of their effective compression ratio",
     "hubkv_tokens_total": "Tokens that went through the engine",
+    "hubkv_prefill_seconds_total": "Seconds that the engine took for prompts and documents",
     "hubkv_requests_finished_total": "Requests that have ended",
     "hubkv_requests_refused_total": "Requests refused because the queue was full",
     "hubkv_preemptions_total": "Running requests that had to start again",
@@ -56,6 +57,7 @@ def samples(metrics: Metrics) -> Iterator[Sample]:
         for key, value in values.items():
             yield Sample(name, {label: key}, value)
     yield Sample("hubkv_contexts", {}, m.contexts)
+    yield Sample("hubkv_prefill_seconds_total", {}, m.prefill_seconds)
     yield Sample("hubkv_requests_refused_total", {}, m.refused)
     yield Sample("hubkv_preemptions_total", {}, m.preemptions)
     yield Sample("hubkv_evictions_total", {}, m.evictions)
