@@ -28,6 +28,7 @@ from hubkv_trt.config import budget
 from hubkv_trt.engine.directory import load_engine
 from hubkv_trt.runtime.cache import Ledger
 from hubkv_trt.serving.client import HubKVClient
+from hubkv_trt.serving.counters import read_metrics
 from hubkv_trt.serving.repository import ModelParameters, write_model
 from hubkv_trt.serving.triton_server import TritonServer
 
@@ -144,8 +145,7 @@ class Watch(threading.Thread):
 
     def read(self) -> dict[str, float]:
         with urllib.request.urlopen(self._url, timeout=10) as answer:
-            text = answer.read().decode()
-        return {n + k: float(v) for n, k, v in re.findall(r'^(hubkv_\w+)\{model="hubkv",?(.*)\} (\S+)$', text, re.M)}
+            return read_metrics(answer.read().decode(), "hubkv")
 
     def run(self) -> None:
         while not self._ended.wait(SAMPLE_SECONDS):

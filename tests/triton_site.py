@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+from hubkv_trt.serving.counters import read_metrics
 from hubkv_trt.serving.repository import ModelParameters, write_model
 from hubkv_trt.serving.responder import PUBLISH_SECONDS
 from hubkv_trt.serving.triton_server import TritonServer
@@ -79,18 +79,9 @@ class TritonSite:
         return f"http://{self.server.http}/v2/models/{model}/{call}"
 
     def metrics(self, model: str = "hubkv") -> dict[str, float]:
-        """The model's own metrics: ``name{label="value"}`` without the model's label."""
+        """The model's own metrics, as ``read_metrics`` has them."""
         with urllib.request.urlopen(f"http://{self.server.metrics}/metrics", timeout=SECONDS) as answer:
-            text = answer.read().decode()
-        found = re.findall(r"^(hubkv_\w+)\{(.*)\} (\S+)$", text, flags=re.M)
-        mine = f'model="{model}"'
-        values = {}
-        for name, labels, value in found:
-            parts = labels.split(",")
-            if mine in parts:
-                parts.remove(mine)
-                values[name + (f"{{{parts[0]}}}" if parts else "")] = float(value)
-        return values
+            return read_metrics(answer.read().decode(), model)
 
     def wait_for(self, condition: Callable[[dict[str, float]], bool], model: str = "hubkv") -> dict[str, float]:
         """Metrics that fulfil the condition."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -70,6 +71,17 @@ def _histogram(name: str, histogram: Histogram) -> Iterator[Sample]:
         yield Sample(f"{name}_bucket", {"le": "+Inf" if bound == float("inf") else f"{bound:g}"}, count)
     yield Sample(f"{name}_sum", {}, histogram.sum)
     yield Sample(f"{name}_count", {}, histogram.count)
+
+
+def read_metrics(text: str, model: str) -> dict[str, float]:
+    """A model's metrics out of what Triton's metrics port gives: ``name{label="value"}`` without the model's label."""
+    values = {}
+    for name, labels, value in re.findall(r"^(hubkv_\w+)\{(.*)\} (\S+)$", text, flags=re.M):
+        parts = labels.split(",")
+        if f'model="{model}"' in parts:
+            parts.remove(f'model="{model}"')
+            values[name + (f"{{{parts[0]}}}" if parts else "")] = float(value)
+    return values
 
 
 class Exporter:

@@ -77,20 +77,22 @@ class TritonServer:
         self.pid = self._process.pid
 
     def wait_until_ready(self, timeout: float) -> None:
-        """Waits until the server answers; every model has then been loaded or has failed.
+        """Waits until the server answers on all ports; every model has then been loaded or has failed.
 
         Raises:
             TimeoutError: it does not in that many seconds.
             RuntimeError: it has ended.
         """
         deadline = time.monotonic() + timeout
+        # the port of metrics is the last that tritonserver opens
+        urls = [f"http://{self.http}/v2/health/ready", f"http://{self.metrics}/metrics"]
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 raise RuntimeError(f"tritonserver ended with exit status {self._process.returncode}; see its log")
             try:
-                with urllib.request.urlopen(f"http://{self.http}/v2/health/ready", timeout=2) as answer:
-                    if answer.status == 200:
-                        return
+                for url in urls:
+                    urllib.request.urlopen(url, timeout=2).close()  # raises for a status that is not 200
+                return
             except (urllib.error.URLError, OSError):
                 pass
             time.sleep(0.1)
