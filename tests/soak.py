@@ -111,6 +111,8 @@ def _run(site: TritonSite, load: Load, count: int) -> tuple[Tally, list[Round], 
             except AssertionError as error:
                 problems.append(f"counters after request {first + number}: {error}")
             before = after
+            for problem in found.lost + found.wrong:
+                bar.write(f"soak: {problem}", file=sys.stderr)
             tally.add(found)
             rounds.append(Round(first + number, time.monotonic() - start, resident_bytes(site.server.pid)))
             bar.set_postfix(refused=tally.refused.total(), wrong=len(tally.wrong), lost=len(tally.lost))

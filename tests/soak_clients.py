@@ -43,7 +43,7 @@ KINDS = {  # how often, of 100
 LEAVING = ("left", "left in queue", "left http")
 COUNTED = tuple(kind for kind in KINDS if kind not in ("release", "bad", *LEAVING))  # in hubkv_requests_finished_total
 BUSY = ("queue full", "cache full")  # messages of UNAVAILABLE
-AGAIN_SECONDS = 0.3  # after a refusal
+AGAIN_SECONDS = 1.0  # after a refusal
 
 BAD: list[tuple[str, dict[str, Any]]] = [  # the field that the message begins with
     ("hubkv_ratio", {"hubkv_ratio": 1.0}),
@@ -258,8 +258,9 @@ class Load:
             line = connection.getresponse().readline()
             connection.sock.close()
             connection.close()
-            if not line.startswith(b"data: "):
-                raise ServerError(json.loads(line)["error"], "")
+            event = json.loads(line.removeprefix(b"data: "))
+            if "error" in event:
+                raise ServerError(event["error"], "")
 
     def _kill_one(self) -> None:
         """``hubkv client`` streams, and is killed."""
@@ -295,7 +296,7 @@ def _difference(got: Answer, expected: Answer) -> str:
 
 def _message(error: ServerError | urllib.error.HTTPError) -> str:
     if isinstance(error, urllib.error.HTTPError):
-        text = error.read().decode(errors="replace")
+        text = error.read().decode(errors="replace").removeprefix("data: ")
         return str(json.loads(text).get("error", text)) if text.startswith("{") else text
     return str(error)
 
