@@ -26,6 +26,7 @@ from typing import Any
 
 from hubkv_trt.config import budget
 from hubkv_trt.engine.directory import load_engine
+from hubkv_trt.runtime.arena import ALIGNMENT
 from hubkv_trt.runtime.cache import Ledger
 from hubkv_trt.serving.client import HubKVClient
 from hubkv_trt.serving.counters import read_metrics
@@ -36,7 +37,6 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "examples" / "station_handbook.txt"
 SAMPLE_SECONDS = 0.1  # the server publishes four times a second
 SHORT = 16  # output tokens of sequences that shall only be there at once
-SLACK = 1 << 20  # bytes of an arena beyond its sequences: the tables of more, smaller segments
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,15 @@ def make_plan(engine: Path, cell: Cell, most: int) -> Plan:
     rows = budget(config.model, hubkv, cell.prompt, cell.ratio).num_rows
     tail = cell.output - 1  # the last token is never fed
     each = ledger.sequence_bytes(rows, tail)
+    slack = most * (ledger.segment_bytes(0) + 3 * ALIGNMENT)  # tables and padding of so many segments
     if cell.kind == "tokens":
-        size = cell.dense * ledger.sequence_bytes(dense, tail) + SLACK
+        size = cell.dense * ledger.sequence_bytes(dense, tail) + slack
         fitting = min(size // each, most)
         pages = fitting * ledger.pages(tail)
         requests = cell.concurrency if cell.concurrency <= cell.dense else max(cell.concurrency, 2 * fitting)
     else:
         pages = most * ledger.pages(tail)
-        size = cell.dense * ledger.segment_bytes(dense) + pages * ledger.page_bytes + SLACK
+        size = cell.dense * ledger.segment_bytes(dense) + pages * ledger.page_bytes + slack
         fitting = min((size - pages * ledger.page_bytes) // ledger.segment_bytes(rows), most)
         requests = cell.concurrency
     return Plan(size, pages * ledger.page_tokens, each, fitting, requests)
