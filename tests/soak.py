@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 from tqdm import tqdm
 
 from hubkv_trt.commands.common import Formatter, run
@@ -24,8 +25,9 @@ from hubkv_trt.engine.build import DEFAULT_OUTPUT
 from hubkv_trt.engine.directory import load_engine
 from hubkv_trt.engine.summary import table
 from hubkv_trt.runtime.llm import LLM
-from soak_clients import KINDS, Load, Tally, resident_bytes
+from soak_clients import Load
 from soak_requests import make_requests
+from soak_tally import KINDS, Tally
 from triton_site import TritonSite
 
 ROUNDS = 10
@@ -114,9 +116,20 @@ def _run(site: TritonSite, load: Load, count: int) -> tuple[Tally, list[Round], 
             for problem in found.lost + found.wrong:
                 bar.write(f"soak: {problem}", file=sys.stderr)
             tally.add(found)
-            rounds.append(Round(first + number, time.monotonic() - start, resident_bytes(site.server.pid)))
+            rounds.append(Round(first + number, time.monotonic() - start, _resident_bytes(site.server.pid)))
             bar.set_postfix(refused=tally.refused.total(), wrong=len(tally.wrong), lost=len(tally.lost))
     return tally, rounds, problems
+
+
+def _resident_bytes(pid: int) -> int:
+    """Of a process and all below it: the server has one for each model."""
+    total = 0
+    for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+        try:
+            total += process.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return total
 
 
 def _slope(rounds: list[Round]) -> float:

@@ -12,8 +12,9 @@ import pytest
 from hubkv_trt.cli import main
 from hubkv_trt.runtime.llm import LLM, RequestOutput, SamplingParams
 from hubkv_trt.serving.client import HubKVClient, ServerError
-from soak_clients import KINDS, Load
+from soak_clients import Load
 from soak_requests import make_requests
+from soak_tally import KINDS
 from triton_cases import CASES, LONG, PROMPT, check, grown, post
 from triton_site import CACHE_BYTES, SECONDS, TritonSite
 
