@@ -54,7 +54,7 @@ else
     results=$work/results
     shape=()
     overhead=()
-    every=(tokens-r{0,0.5,0.75,0.9}-c{8,2,1} sequences-r0-c6 sequences-r0.5-c10 sequences-r0.75-c18 sequences-r0.9-c42 overhead)
+    every=(tokens-r{0,0.5,0.75,0.9}-c{6,2,1} sequences-r0-c6 sequences-r0.5-c10 sequences-r0.75-c18 sequences-r0.9-c42 overhead)
 fi
 [[ ${#cells[@]} -gt 0 ]] || cells=("${every[@]}")
 [[ -z $list ]] || { printf '%s\n' "${cells[@]}" && exit; }

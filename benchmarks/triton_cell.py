@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hubkv_trt.commands.common import run
 from hubkv_trt.config import budget
 from hubkv_trt.engine.directory import load_engine
 from hubkv_trt.runtime.arena import ALIGNMENT
@@ -203,20 +204,10 @@ def measure(cell: Cell, plan: Plan, server: TritonServer, folder: Path, name: st
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cell", help="such as tokens-r0.75-c8 or sequences-r0.9-c44")
-    parser.add_argument("--engine", type=Path, required=True)
-    parser.add_argument("--folder", type=Path, required=True, help="for the results")
-    parser.add_argument("--environment", type=Path, default=ROOT / ".venv-triton", help="where nvidia-pytriton is")
-    parser.add_argument("--prompt", type=int, default=2048, help="tokens (default: %(default)s)")
-    parser.add_argument("--output", type=int, default=512, help="tokens (default: %(default)s)")
-    arguments = parser.parse_args()
-    cell, folder, name = (
-        Cell.parse(arguments.cell, arguments.prompt, arguments.output),
-        arguments.folder,
-        arguments.cell,
-    )
+def command(arguments: argparse.Namespace) -> int:
+    """Measures and writes what it finds."""
+    folder, name = arguments.folder, arguments.cell
+    cell = Cell.parse(name, arguments.prompt, arguments.output)
     plan = make_plan(arguments.engine, cell, load_engine(arguments.engine).config.max_batch_size)
     folder.mkdir(parents=True, exist_ok=True)
     write_inputs(arguments.engine, cell, folder / f"{name}.inputs.json")
@@ -235,7 +226,15 @@ def main() -> None:
     result = folder / f"{name}.json"
     result.write_text(json.dumps({"name": name, **asdict(cell), **asdict(plan), **figures}, indent=1) + "\n")
     print(f"{name}: {figures['tokens_per_second']:.1f} tokens/s, {figures['running_peak']:g} at once")
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cell", help="such as tokens-r0.75-c8 or sequences-r0.9-c44")
+    parser.add_argument("--engine", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="for the results")
+    parser.add_argument("--environment", type=Path, default=ROOT / ".venv-triton", help="where nvidia-pytriton is")
+    parser.add_argument("--prompt", type=int, default=2048, help="tokens (default: %(default)s)")
+    parser.add_argument("--output", type=int, default=512, help="tokens (default: %(default)s)")
+    sys.exit(run(command, parser.parse_args()))

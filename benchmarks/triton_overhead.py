@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from common import progress
+from hubkv_trt.commands.common import run
 from hubkv_trt.engine.directory import load_engine
 from hubkv_trt.runtime.llm import LLM, SamplingParams
 from hubkv_trt.runtime.service import Service
@@ -95,16 +96,8 @@ def take_turns(ways: Ways, rounds: int) -> dict[str, list[float]]:
     return seconds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", type=Path, required=True)
-    parser.add_argument("--folder", type=Path, required=True, help="for the results")
-    parser.add_argument("--environment", type=Path, default=ROOT / ".venv-triton", help="where nvidia-pytriton is")
-    parser.add_argument("--requests", type=int, default=4, help="at once (default: %(default)s)")
-    parser.add_argument("--prompt", type=int, default=512, help="tokens (default: %(default)s)")
-    parser.add_argument("--output", type=int, default=128, help="tokens (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=6, help="(default: %(default)s)")
-    arguments = parser.parse_args()
+def command(arguments: argparse.Namespace) -> int:
+    """Measures and writes what it finds."""
     folder = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
     tokens = load_engine(arguments.engine).load_tokenizer()(DOCUMENT.read_text(encoding="utf-8"))["input_ids"]
@@ -121,7 +114,16 @@ def main() -> None:
     )
     over = statistics.median(g / b for g, b in zip(seconds["gRPC"], seconds["LLM.generate"], strict=True))
     print(f"overhead: gRPC takes {over - 1:+.1%} over LLM.generate")
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="for the results")
+    parser.add_argument("--environment", type=Path, default=ROOT / ".venv-triton", help="where nvidia-pytriton is")
+    parser.add_argument("--requests", type=int, default=4, help="at once (default: %(default)s)")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens (default: %(default)s)")
+    parser.add_argument("--output", type=int, default=128, help="tokens (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=6, help="(default: %(default)s)")
+    sys.exit(run(command, parser.parse_args()))

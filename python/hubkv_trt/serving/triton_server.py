@@ -7,6 +7,7 @@ package and its dependencies are found there; the environment that this module r
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -72,7 +73,11 @@ class TritonServer:
         command += ["--disable-auto-complete-config", *options]  # its asking a model for more costs a start of Python
         self._log = log.open("wb") if log is not None else None
         self._process = subprocess.Popen(
-            command, env=variables, stdout=self._log, stderr=subprocess.STDOUT if self._log else None
+            command,
+            env=variables,
+            stdout=self._log,
+            stderr=subprocess.STDOUT if self._log else None,
+            start_new_session=True,  # so that the processes of its models can be ended with it
         )
         self.pid = self._process.pid
 
@@ -115,6 +120,8 @@ class TritonServer:
             except subprocess.TimeoutExpired:
                 self._process.kill()
         status = self._process.wait()
+        with contextlib.suppress(ProcessLookupError):  # a server that was not patient leaves processes of models behind
+            os.killpg(self.pid, signal.SIGKILL)
         if self._log is not None:
             self._log.close()
         self._scratch.cleanup()
