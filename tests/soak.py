@@ -112,6 +112,7 @@ def _run(site: TritonSite, load: Load, count: int) -> tuple[Tally, list[Round], 
                 found.check_counters(before, after)
             except AssertionError as error:
                 problems.append(f"counters after request {first + number}: {error}")
+                bar.write(f"soak: {problems[-1]}", file=sys.stderr)
             before = after
             for problem in found.lost + found.wrong:
                 bar.write(f"soak: {problem}", file=sys.stderr)
