@@ -80,6 +80,7 @@ class Plan:
         sequence_bytes: of one of this cell's sequences.
         fitting: of them that have room at once.
         requests: that are sent.
+        step_bytes: that a decode step of all that run reads: weights, segments, tails that are half full.
     """
 
     cache_bytes: int
@@ -87,6 +88,7 @@ class Plan:
     sequence_bytes: int
     fitting: int
     requests: int
+    step_bytes: int
 
 
 def make_plan(engine: Path, cell: Cell, most: int) -> Plan:
@@ -113,7 +115,9 @@ def make_plan(engine: Path, cell: Cell, most: int) -> Plan:
         size = cell.dense * ledger.segment_bytes(dense) + pages * ledger.page_bytes + slack
         fitting = min((size - pages * ledger.page_bytes) // ledger.segment_bytes(rows), most)
         requests = cell.concurrency
-    return Plan(size, pages * ledger.page_tokens, each, fitting, requests)
+    weights = sum(path.stat().st_size for path in engine.glob("*.safetensors"))
+    step = weights + min(fitting, cell.concurrency) * (each - ledger.tail_bytes(tail) // 2)
+    return Plan(size, pages * ledger.page_tokens, each, fitting, requests, step)
 
 
 def write_inputs(engine: Path, cell: Cell, path: Path) -> None:

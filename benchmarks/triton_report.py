@@ -35,23 +35,25 @@ def dense_beside(cell: Cell, cells: list[Cell]) -> Cell | None:
     return same[0] if same else None
 
 
-def ceiling(cell: Cell, dense: Cell) -> float:
-    """How much faster than dense it could be: prefill takes what it takes; a decode step of a full arena reads the same
-    bytes, however many sequences share it."""
+def by_bytes(cell: Cell, dense: Cell) -> float:
+    """How much faster than dense it would be if prefill took what it takes and decoding were nothing but bytes."""
     prefill = dense["prefill_seconds"] / dense["requests"]
     decode = dense["seconds"] / dense["requests"] - prefill
-    more = min(cell["fitting"], cell["concurrency"]) / min(dense["fitting"], dense["concurrency"])
-    return (prefill + decode) / (prefill + decode / more)
+    rows, step = (
+        [min(c["fitting"], c["concurrency"]) for c in (cell, dense)],
+        [c["step_bytes"] for c in (cell, dense)],
+    )
+    return (prefill + decode) / (prefill + decode * (step[0] / rows[0]) / (step[1] / rows[1]))
 
 
 def tokens_table(cells: list[Cell]) -> str:
-    header = ("r", "concurrency", "requests", "room for", "at once: most", "mean", "tokens/s", "over dense", "ceiling",
+    header = ("r", "concurrency", "requests", "room for", "at once: most", "mean", "tokens/s", "over dense", "by bytes",
               "prefill s", "decode and rest s", "first token s", "between tokens ms")  # fmt: skip
     rows = []
     for c in (c for c in cells if c["kind"] == "tokens"):
         dense = dense_beside(c, cells)
         rate = "-" if dense is None else f"{c['tokens_per_second'] / dense['tokens_per_second']:.2f}x"
-        most = "-" if dense is None else f"{ceiling(c, dense):.2f}x"
+        most = "-" if dense is None else f"{by_bytes(c, dense):.2f}x"
         rows.append((f"{c['ratio']:g}", c["concurrency"], c["requests"], c["fitting"], f"{c['running_peak']:g}",
                      f"{c['running_mean']:.1f}", f"{c['tokens_per_second']:.1f}", rate, most,
                      f"{c['prefill_seconds']:.1f}", f"{c['seconds'] - c['prefill_seconds']:.1f}",
