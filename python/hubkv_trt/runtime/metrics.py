@@ -66,6 +66,7 @@ class Metrics:
         kv_bytes_kept: gauge: the segments that stand for them.
         rows_kept: counter: by bucket of the effective ratio (``RATIOS``, upper bounds), rows kept by prefills.
         prefill_tokens: counter: tokens of prompts and documents.
+        prefill_seconds: counter: what the engine took for them.
         question_tokens: counter: tokens of questions over contexts.
         decode_tokens: counter: tokens generated.
         finished: counter: by ``finish_reason``.
@@ -86,6 +87,7 @@ class Metrics:
     kv_bytes_kept: int = 0
     rows_kept: dict[float, int] = field(default_factory=lambda: dict.fromkeys(RATIOS, 0))
     prefill_tokens: int = 0
+    prefill_seconds: float = 0.0
     question_tokens: int = 0
     decode_tokens: int = 0
     finished: dict[str, int] = field(
