@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of evicted KV pairs: dropped, merged or summarized, at equal bytes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import common
+
+# isort: split
+import torch
+
+import quality
+import tasks
+from hubkv_trt import LLM
+from hubkv_trt.ablations import refine_stage
+from hubkv_trt.config import EngineConfig, Evicted, budget
+from hubkv_trt.engine.build import DEFAULT_OUTPUT
+from hubkv_trt.engine.directory import Engine, load_engine
+from hubkv_trt.models.rope import rope_frequencies
+from hubkv_trt.observe import collect_scores
+from hubkv_trt.ops import select
+from hubkv_trt.runtime.cache import Ledger
+from hubkv_trt.summarize.collect import LayerAttention, collect_attention
+from hubkv_trt.summarize.fit import summarize_evicted
+from hubkv_trt.summarize.heads import EMPTY, attend
+from hubkv_trt.summarize.references import by_kv_head, reference_queries
+
+DESCRIPTION = """\
+Compresses the generated documents of quality.py at each ratio and compares dropping
+the evicted KV pairs with merging and summarizing them. No setting stores a byte more
+than dropping does at the same ratio: the rows for evicted pairs and the bias of every
+row are paid for with kept rows.
+
+  attention error   squared error of the attention outputs of the queries that come
+                    later (questions and answers) over the document's KV pairs, over
+                    the square of what the full cache gives; mean over heads
+  NLL               nats that the model needs for the right answers, as in quality.py;
+                    differences to dropping are paired by document
+  seconds           of a compression, and of the summaries among them"""
+EPILOG = """\
+examples:
+  python benchmarks/evicted.py --quick
+  python benchmarks/evicted.py --documents 12 --json evicted.json"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    ratio: float  # of dropping, whose bytes no setting exceeds
+    method: Evicted
+    centroids: int
+
+    @property
+    def name(self) -> str:
+        return self.method.value + (f", m = {self.centroids}" if self.method is not Evicted.DROP else "")
+
+
+def at_equal_bytes(config: EngineConfig, setting: Setting, num_tokens: int) -> float:
+    """The ratio at which a method stores no byte more than dropping at ``setting.ratio``, tables and padding counted."""
+    assert config.hubkv is not None
+    dropping = config.replace(hubkv=config.hubkv.replace(evicted=Evicted.DROP))
+    assert dropping.hubkv is not None
+    rows = budget(config.model, dropping.hubkv, num_tokens, setting.ratio).num_rows
+    if setting.method is Evicted.DROP:
+        return setting.ratio
+    limit = Ledger(config.model, config.dtype).segment_bytes(rows)
+    ledger = Ledger(config.model, config.dtype, row_bias=True)
+    pairs = num_tokens * config.model.num_rows_per_token
+    rows = rows * limit // ledger.segment_bytes(rows)
+    while ledger.segment_bytes(rows) > limit:
+        rows -= 1
+    found = budget(config.model, config.hubkv, num_tokens, ratio := (pairs - rows) / pairs)
+    assert ledger.segment_bytes(found.num_rows) <= limit, (found, rows)
+    return ratio
+
+
+# ---- the model over the compressed cache -----------------------------------------------------------------------------
+
+
+class Replay:
+    """The forward pass of one prompt, run once and then played again: layers do not depend on what is kept of them."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._executor: Any = llm._executor
+        self._forward = self._executor._decoder.forward
+        self._attention = self._executor._ops.causal_attention
+        self._prompt: list[int] = []
+        self._layers: list[tuple[Any, ...]] = []
+        self._hidden: Any = None
+        self._executor._decoder.forward = self.forward
+
+    def forward(self, ops: Any, input_ids: Any, positions: Any, attention: Any, **options: Any) -> Any:
+        see = options.pop("see_queries", None)
+        if not options.get("last_only"):  # an extend step
+            return self._forward(ops, input_ids, positions, attention, see_queries=see, **options)
+        if self._prompt != input_ids.tolist():
+            self._prompt, self._layers, queries = input_ids.tolist(), [], []
+
+            def record(layer: int, q: Any, k: Any, v: Any, hidden: Any) -> Any:
+                self._layers.append((queries[-1], k, v, hidden))
+                return self._attention(q, k, v, self._executor._decoder.scale)
+
+            self._hidden = self._forward(ops, input_ids, positions, record, last_only=True, see_queries=queries.append)
+        ops.causal_attention = lambda q, k, v, scale: None
+        try:
+            for layer, (q, k, v, hidden) in enumerate(self._layers):
+                if see is not None:
+                    see(q)
+                attention(layer, q, k, v, hidden)
+        finally:
+            del ops.causal_attention
+        return self._hidden
+
+
+def answer(llm: LLM, replay: Replay, document: tasks.Document, setting: Setting) -> list[float]:
+    """NLL of each answer of a document that is compressed by a setting."""
+    with_method(llm, setting)
+    text = document.text + "\n\n"
+    num_tokens = len(llm._requests.encoder.document(text, True)[0])
+    with llm.compress(text, ratio=at_equal_bytes(llm.config, setting, num_tokens), chat=True) as context:
+        return quality.answer_nll(llm, context, document.questions)
+
+
+def with_method(llm: LLM, setting: Setting) -> None:
+    """Switches an LLM over: its parts read the method from the configuration at every prompt."""
+    hubkv = llm.config.hubkv
+    assert hubkv is not None
+    hubkv = hubkv.replace(evicted=setting.method, centroids=setting.centroids)
+    llm.config = llm._requests._config = llm.config.replace(hubkv=hubkv)
+    llm._executor._hubkv = hubkv  # type: ignore[attr-defined]
+
+
+# ---- attention alone -------------------------------------------------------------------------------------------------
+
+
+def attention_errors(engine: Engine, document: tasks.Document, settings: Sequence[Setting]) -> dict[Setting, float]:
+    """Mean over the KV heads of all layers of the relative squared error by later queries."""
+    llm = LLM(engine, cache_bytes=1 << 28)
+    token_ids, ending = llm._requests.encoder.document(document.text + "\n\n", True)
+    asked = [q.text + ending + q.lead + " " + q.answer for q in document.questions]
+    later = [token for text in asked for token in quality._ids(llm, text)]
+    layers = collect_attention(engine, [*map(int, token_ids), *later])
+    scores = collect_scores(engine, list(map(int, token_ids)))
+    return {setting: _error(engine.config, layers, scores, setting) for setting in settings}
+
+
+def _error(config: EngineConfig, layers: Sequence[LayerAttention], scores: torch.Tensor, setting: Setting) -> float:
+    model, hubkv, num_tokens = config.model, config.hubkv, scores.shape[-1]
+    assert hubkv is not None
+    hubkv = hubkv.replace(evicted=setting.method, centroids=setting.centroids)
+    ratio = at_equal_bytes(config.replace(hubkv=hubkv), setting, num_tokens)
+    found = budget(model, hubkv, num_tokens, ratio)
+    positions, offsets = select(refine_stage(scores, hubkv, ratio), found.num_groups, found.selected_per_group)
+    kept = torch.zeros(model.num_rows_per_token, num_tokens, dtype=torch.bool)
+    kept[torch.repeat_interleave(torch.arange(len(kept)), offsets.diff()), positions.long()] = True
+    inv_freq = torch.from_numpy(rope_frequencies(model.rope, model.head_dim, model.max_position_embeddings)[0])
+    errors, scale = [], model.head_dim**-0.5
+    for layer, mask in zip(layers, kept.split(model.num_kv_heads), strict=True):
+        k, v = (x[:num_tokens].transpose(0, 1) for x in (layer.keys, layer.values))
+        later = by_kv_head(layer.queries[num_tokens:], model.num_kv_heads)
+        true = attend(later, k, v, scale)[0]
+        bias = torch.where(mask, 0.0, EMPTY)
+        if setting.method is not Evicted.DROP:
+            queries = by_kv_head(reference_queries(layer.queries[:num_tokens], inv_freq), model.num_kv_heads)
+            rows = summarize_evicted(queries, k, v, mask, setting.centroids, scale, setting.method)
+            k, v = torch.cat((k, rows.keys), 1), torch.cat((v, rows.values), 1)
+            bias = torch.cat((bias, rows.bias), 1)
+        out = attend(later, k, v, scale, bias)[0]
+        errors.append((out - true).square().sum((1, 2)) / true.square().sum((1, 2)))
+    return float(torch.cat(errors).mean())
+
+
+# ---- report ----------------------------------------------------------------------------------------------------------
+
+
+def nll_table(
+    settings: Sequence[Setting], documents: Sequence[tasks.Document], nll: dict[Setting, list[list[float]]]
+) -> str:
+    """Means over documents, and paired differences to dropping: of all questions and of each kind."""
+
+    def mean(values: Sequence[float], document: tasks.Document, kind: str | None) -> float:
+        return statistics.mean(x for x, q in zip(values, document.questions, strict=True) if kind in (None, q.kind))
+
+    rows = []
+    for s in settings:
+        base = nll[Setting(s.ratio, Evicted.DROP, 4)]
+        row = [f"r = {s.ratio:g}", s.name, quality.plus_minus([statistics.mean(x) for x in nll[s]], 3)]
+        for kind in (None, *quality.KINDS) if s.method is not Evicted.DROP else ():
+            gains = [mean(a, d, kind) - mean(b, d, kind) for a, b, d in zip(nll[s], base, documents, strict=True)]
+            row.append(quality.plus_minus(gains, 3, 1, True))
+        rows.append(row + [""] * (7 - len(row)))
+    return common.table(["bytes as", "evicted", "NLL", "- drop", *(f"- drop, {k}" for k in quality.KINDS)], rows)
+
+
+def error_table(settings: Sequence[Setting], found: Sequence[dict[Setting, float]]) -> str:
+    """Attention errors, and how many times that of dropping is larger."""
+    rows = []
+    for s in settings:
+        errors = [each[s] for each in found]
+        times = [each[Setting(s.ratio, Evicted.DROP, 4)] / each[s] for each in found]
+        rows.append([f"r = {s.ratio:g}", s.name, f"{statistics.mean(errors):.4f}", f"{statistics.mean(times):.2f}"])
+    return common.table(["bytes as", "evicted", "attention error", "drop / this"], rows)
+
+
+def seconds_table(llm: LLM, document: tasks.Document, settings: Sequence[Setting], runs: int) -> str:
+    """Best of some runs of each setting, without replay."""
+    rows = []
+    for s in settings:
+        with_method(llm, s)
+        best: dict[str, float] = {}
+        for _ in range(runs):
+            with llm.compress(document.text, ratio=s.ratio, chat=True) as context:
+                tokens, stats = context.num_tokens, context.stats
+                if not best or stats.seconds["prefill"] < best["prefill"]:
+                    best = dict(stats.seconds)
+        evicted = tokens * stats.effective_ratio
+        part = best.get("summarize", 0.0)
+        share = 100 * part / (best["prefill"] - part)
+        rows.append([f"r = {s.ratio:g}", s.name, tokens, f"{best['prefill']:.3f}", f"{part:.3f}",
+                     f"{1000 * part / evicted:.3f}", f"{share:.1f}"])  # fmt: skip
+    header = ["ratio", "evicted", "tokens", "prefill s", "summaries s", "s per 1k evicted tokens", "added %"]
+    return common.table(header, rows)
+
+
+def main() -> None:
+    parser = common.arguments(DESCRIPTION, EPILOG)
+    parser.add_argument("--engine", type=Path, default=DEFAULT_OUTPUT, metavar="DIR", help="(default: %(default)s)")
+    parser.add_argument("--ratios", type=float, nargs="+", default=[0.75, 0.85, 0.9, 0.93], metavar="r")
+    parser.add_argument("--centroids", type=int, nargs="+", default=[1, 2, 4, 8], metavar="m")
+    parser.add_argument("--tokens", type=int, default=1000, metavar="T", help="document length (default: %(default)s)")
+    parser.add_argument("--documents", type=int, default=12, metavar="N", help="for NLL (default: %(default)s)")
+    parser.add_argument("--error-documents", type=int, default=3, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--time-runs", type=int, default=3, metavar="N", help="0: no times (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=3000, help="of the first document (default: %(default)s)")
+    args = parser.parse_args()
+    if args.quick:
+        args.ratios, args.centroids, args.tokens, args.documents, args.error_documents = [0.9], [4], 600, 2, 1
+    common.set_threads(args.threads)
+    engine = load_engine(args.engine)
+    if engine.config.hubkv is None:
+        raise SystemExit(f"evicted.py: engine {args.engine}: it is dense; name one built with --hubkv")
+    llm = LLM(engine, cache_bytes=1 << 29, evicted=Evicted.SUMMARIZE)  # its segments have room for a bias
+    count: Callable[[str], int] = lambda text: len(quality._ids(llm, text))  # noqa: E731
+    settings = []
+    for ratio in args.ratios:
+        settings += [Setting(ratio, Evicted.DROP, 4), Setting(ratio, Evicted.MERGE, 4)]
+        settings += [Setting(ratio, Evicted.SUMMARIZE, m) for m in args.centroids]
+    info = common.machine()
+    print(common.machine_line(info) + f"; {engine.config.model_name}\n", flush=True)
+    results: dict[str, Any] = {}
+    if args.time_runs:
+        document = tasks.document(args.seed, args.tokens, count)
+        timed = [s for s in settings if s.ratio == args.ratios[-1]]
+        print(seconds_table(llm, document, timed, args.time_runs) + "\n", flush=True)
+    if args.error_documents:
+        wanted = [Setting(0.7, Evicted.DROP, 4), Setting(0.7, Evicted.MERGE, 4)]
+        wanted += [Setting(0.7, Evicted.SUMMARIZE, m) for m in args.centroids] + settings
+        found = []
+        for i in range(args.error_documents):
+            common.progress(f"attention errors: document {i + 1}/{args.error_documents}")
+            found.append(attention_errors(engine, tasks.document(args.seed + i, args.tokens, count), wanted))
+        print(error_table(wanted, found) + "\n", flush=True)
+        results["errors"] = [[{"setting": s, "error": each[s]} for s in wanted] for each in found]
+    if args.documents:
+        documents, replay = [], Replay(llm)
+        nll: dict[Setting, list[list[float]]] = {s: [] for s in settings}
+        for i in range(args.documents):
+            common.progress(f"NLL: document {i + 1}/{args.documents}")
+            documents.append(tasks.document(args.seed + i, args.tokens, count))
+            for s in settings:
+                nll[s].append(answer(llm, replay, documents[-1], s))
+            if i > 0 and (i + 1) % 4 == 0 or i + 1 == args.documents:
+                print(f"{i + 1} documents\n\n" + nll_table(settings, documents, nll) + "\n", flush=True)
+        assert not any(math.isnan(x) for values in nll.values() for each in values for x in each)
+        results["nll"] = [{"setting": s, "documents": nll[s]} for s in settings]
+    common.write_json(args.json, machine=info, seed=args.seed, tokens=args.tokens, **results)
+
+
+if __name__ == "__main__":
+    main()
