@@ -57,11 +57,13 @@ class Setting:
 
     @property
     def name(self) -> str:
+        if self.ratio == 0:
+            return "full cache"
         return self.method.value + (f", m = {self.centroids}" if self.method is not Evicted.DROP else "")
 
 
 def at_equal_bytes(config: EngineConfig, setting: Setting, num_tokens: int) -> float:
-    """The ratio at which a method stores no byte more than dropping at ``setting.ratio``, tables and padding counted."""
+    """The ratio at which a method stores no byte more than dropping at ``setting.ratio``, padding counted."""
     assert config.hubkv is not None
     dropping = config.replace(hubkv=config.hubkv.replace(evicted=Evicted.DROP))
     assert dropping.hubkv is not None
@@ -246,7 +248,7 @@ def main() -> None:
         raise SystemExit(f"evicted.py: engine {args.engine}: it is dense; name one built with --hubkv")
     llm = LLM(engine, cache_bytes=1 << 29, evicted=Evicted.SUMMARIZE)  # its segments have room for a bias
     count: Callable[[str], int] = lambda text: len(quality._ids(llm, text))  # noqa: E731
-    settings = []
+    settings = [Setting(0.0, Evicted.DROP, 4)]  # the full cache
     for ratio in args.ratios:
         settings += [Setting(ratio, Evicted.DROP, 4), Setting(ratio, Evicted.MERGE, 4)]
         settings += [Setting(ratio, Evicted.SUMMARIZE, m) for m in args.centroids]
@@ -274,7 +276,7 @@ def main() -> None:
             documents.append(tasks.document(args.seed + i, args.tokens, count))
             for s in settings:
                 nll[s].append(answer(llm, replay, documents[-1], s))
-            if i > 0 and (i + 1) % 4 == 0 or i + 1 == args.documents:
+            if (i + 1) % 4 == 0 or i + 1 == args.documents:
                 print(f"{i + 1} documents\n\n" + nll_table(settings, documents, nll) + "\n", flush=True)
         assert not any(math.isnan(x) for values in nll.values() for each in values for x in each)
         results["nll"] = [{"setting": s, "documents": nll[s]} for s in settings]

@@ -62,4 +62,4 @@ def _distance(points: Tensor, centers: Tensor) -> Tensor:
 
 def _members(points: Tensor, centers: Tensor, weights: Tensor) -> Tensor:
     own = _distance(points, centers).argmin(-1, keepdim=True)
-    return torch.zeros(*weights.shape, centers.shape[1], device=points.device).scatter_(2, own, weights.unsqueeze(-1))
+    return weights.new_zeros(*weights.shape, centers.shape[1]).scatter_(2, own, weights.unsqueeze(-1))

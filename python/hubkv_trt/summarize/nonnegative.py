@@ -15,7 +15,7 @@ def nonnegative_least_squares(a: Tensor, z: Tensor) -> Tensor:
 
     The solution is the unconstrained one over the unknowns that are not 0, whichever those are: all 2^m sets of them
     are solved, and the best with no negative unknown is taken. Columns are scaled to length 1 and have a ridge of 1e-8,
-    so that equal columns share their weight. In float64.
+    so that equal ones are no division by 0. In float64.
 
     Args:
         a: [H, R, m], m <= 8; a column of zeros gets x = 0.
