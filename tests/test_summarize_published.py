@@ -113,6 +113,9 @@ def test_everything_kept_has_no_error_and_rows_cost_their_bytes() -> None:
     assert cells["HAE + OLS, attention", "real", 0.5].rows == 14
     assert cells["HAE + OLS, attention", "equal", 0.5].rows == cells["top-k", "", 0.5].rows == 12
     assert cells["HAE, bin not yet compressed", "real", 0.5].rows == 18
+    ours = cells["top-k + summarize", "equal", 0.5]
+    assert ours.rows == 12 and ours.num_bytes == 12 * (2 * 8 + 1) * 4
+    assert ours.error < cells["HAE + OLS, attention", "equal", 0.5].error
     assert all(math.isfinite(c.error) and math.isfinite(c.later) for c in cells.values())
 
 
@@ -165,14 +168,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_en
     assert main(["summarize", *map(str, small), "--csv", str(table), "--plot", str(figure)]) == 0
     out = capsys.readouterr().out
     assert "own queries" in out and "KiB a head" in out and "| HAE + OLS, values" in out
-    assert len(table.read_text().splitlines()) == 1 + 2 * 12
+    assert len(table.read_text().splitlines()) == 1 + 2 * 14
     assert figure.read_bytes().startswith(b"<?xml")
     document = tmp_path / "document.txt"
     document.write_text("a document " * 200)
     base = ["summarize", "--engine", str(tiny_engine()), "--document", str(document), "--later", "8", "--layers", "1"]
     assert main([*base, *map(str, small[:2]), *map(str, small[4:]), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["num_tokens"] == 40 and len(found["entropy"]) == 40 and len(found["cells"]) == 2 * 12
+    assert found["num_tokens"] == 40 and len(found["entropy"]) == 40 and len(found["cells"]) == 2 * 14
     assert main([*base[:-1], "9", "--tokens", "40"]) == 1
     assert "layers: '9' is not" in capsys.readouterr().err
     assert main(["summarize", "--layers", "0"]) == 2

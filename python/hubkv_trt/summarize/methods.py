@@ -9,7 +9,9 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from ..config import Evicted
 from .entropy import TokenStatistics, best
+from .fit import summarize_evicted
 from .heads import Heads, attend, take
 from .least_squares import least_squares, low_rank_rows
 
@@ -110,3 +112,16 @@ def hae_with_known_mass(
     k, v = low_rank_rows(linear_map(heads, bin_, target), rank)
     share = torch.sigmoid(log_rest - log_kept).unsqueeze(-1)
     return torch.lerp(out, queries @ (k.transpose(-1, -2) @ v), share)
+
+
+def fitted_rows(heads: Heads, found: TokenStatistics, active: int, count: int, method: Evicted) -> Stored:
+    """The ``active`` tokens of the largest importance, and rows that carry mass and values of the others (``fit.py``).
+
+    References are the tokens' own queries, where they stand.
+    """
+    index = best(found.importance, active)[0]
+    anchor = tokens_at(heads, index)
+    kept = torch.zeros(heads.keys.shape[:2], dtype=torch.bool).scatter_(1, index, True)
+    rows = summarize_evicted(heads.queries, heads.keys, heads.values, kept, count, heads.scale, method)
+    bias = torch.cat((rows.bias.new_zeros(len(rows.bias), active), rows.bias), 1)
+    return Stored(torch.cat((anchor.keys, rows.keys), 1), torch.cat((anchor.values, rows.values), 1), bias)

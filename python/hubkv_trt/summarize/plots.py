@@ -21,12 +21,14 @@ FAIR = {
     ("HAE, no OLS", ""): "s-",
     ("HAE + OLS, attention", "fair"): "^-",
     ("HAE + OLS, mass known", "fair"): "v:",
+    ("top-k + summarize", "equal"): "*-",
 }
 REAL = {
     ("top-k", ""): "o-",
     ("HAE + OLS, attention", "fair"): "^-",
     ("HAE + OLS, attention", "real"): "^--",
     ("HAE, bin not yet compressed", "real"): "d:",
+    ("top-k + summarize", "equal"): "*-",
 }
 
 

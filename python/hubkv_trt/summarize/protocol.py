@@ -11,10 +11,10 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from ..config import require
+from ..config import MOST_CENTROIDS, Evicted, require
 from .entropy import TokenStatistics, token_statistics
 from .heads import Heads, attend
-from .methods import Stored, Target, anchors, hae, hae_with_known_mass, rank_k, sliding_window, top_k
+from .methods import Stored, Target, anchors, fitted_rows, hae, hae_with_known_mass, rank_k, sliding_window, top_k
 
 KEEP_RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 BIN_TOKENS = 32
@@ -135,6 +135,10 @@ def _measure(
         active = protocol.active(budget, bin_tokens, rank)
         for target in Target:
             yield f"HAE + OLS, {target.value}", protocol.value, stored(hae(heads, statistics, active, rank, target))
+    count = min(rank, MOST_CENTROIDS)
+    for evicted in (Evicted.MERGE, Evicted.SUMMARIZE):
+        rows = fitted_rows(heads, statistics, max(0, budget - count), count, evicted)
+        yield f"top-k + {evicted.value}", Protocol.EQUAL.value, stored(rows)
     full = min(heads.num_tokens, budget + bin_tokens)
     yield "HAE, bin not yet compressed", Protocol.REAL.value, stored(anchors(heads, statistics, full))
     active = Protocol.FAIR.active(budget, bin_tokens, rank)
