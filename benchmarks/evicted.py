@@ -54,12 +54,15 @@ class Setting:
     ratio: float  # of dropping, whose bytes no setting exceeds
     method: Evicted
     centroids: int
+    mass: float = 1.0
 
     @property
     def name(self) -> str:
         if self.ratio == 0:
             return "full cache"
-        return self.method.value + (f", m = {self.centroids}" if self.method is not Evicted.DROP else "")
+        return self.method.value + (
+            f", m = {self.centroids}, mass {self.mass:g}" if self.method is not Evicted.DROP else ""
+        )
 
 
 def at_equal_bytes(config: EngineConfig, setting: Setting, num_tokens: int) -> float:
@@ -132,7 +135,7 @@ def with_method(llm: LLM, setting: Setting) -> None:
     """Switches an LLM over: its parts read the method from the configuration at every prompt."""
     hubkv = llm.config.hubkv
     assert hubkv is not None
-    hubkv = hubkv.replace(evicted=setting.method, centroids=setting.centroids)
+    hubkv = hubkv.replace(evicted=setting.method, centroids=setting.centroids, evicted_mass=setting.mass)
     llm.config = llm._requests._config = llm.config.replace(hubkv=hubkv)
     llm._executor._hubkv = hubkv  # type: ignore[attr-defined]
 
@@ -154,7 +157,7 @@ def attention_errors(engine: Engine, document: tasks.Document, settings: Sequenc
 def _error(config: EngineConfig, layers: Sequence[LayerAttention], scores: torch.Tensor, setting: Setting) -> float:
     model, hubkv, num_tokens = config.model, config.hubkv, scores.shape[-1]
     assert hubkv is not None
-    hubkv = hubkv.replace(evicted=setting.method, centroids=setting.centroids)
+    hubkv = hubkv.replace(evicted=setting.method, centroids=setting.centroids, evicted_mass=setting.mass)
     ratio = at_equal_bytes(config.replace(hubkv=hubkv), setting, num_tokens)
     found = budget(model, hubkv, num_tokens, ratio)
     positions, offsets = select(refine_stage(scores, hubkv, ratio), found.num_groups, found.selected_per_group)
@@ -169,7 +172,7 @@ def _error(config: EngineConfig, layers: Sequence[LayerAttention], scores: torch
         bias = torch.where(mask, 0.0, EMPTY)
         if setting.method is not Evicted.DROP:
             queries = by_kv_head(reference_queries(layer.queries[:num_tokens], inv_freq), model.num_kv_heads)
-            rows = summarize_evicted(queries, k, v, mask, setting.centroids, scale, setting.method)
+            rows = summarize_evicted(queries, k, v, mask, setting.centroids, scale, setting.method, setting.mass)
             k, v = torch.cat((k, rows.keys), 1), torch.cat((v, rows.values), 1)
             bias = torch.cat((bias, rows.bias), 1)
         out = attend(later, k, v, scale, bias)[0]
@@ -234,6 +237,7 @@ def main() -> None:
     parser.add_argument("--engine", type=Path, default=DEFAULT_OUTPUT, metavar="DIR", help="(default: %(default)s)")
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.75, 0.85, 0.9, 0.93], metavar="r")
     parser.add_argument("--centroids", type=int, nargs="+", default=[1, 2, 4, 8], metavar="m")
+    parser.add_argument("--masses", type=float, nargs="+", default=[1.0, 0.5], metavar="x", help="evicted_mass")
     parser.add_argument("--tokens", type=int, default=1000, metavar="T", help="document length (default: %(default)s)")
     parser.add_argument("--documents", type=int, default=12, metavar="N", help="for NLL (default: %(default)s)")
     parser.add_argument("--error-documents", type=int, default=3, metavar="N", help="(default: %(default)s)")
@@ -248,10 +252,13 @@ def main() -> None:
         raise SystemExit(f"evicted.py: engine {args.engine}: it is dense; name one built with --hubkv")
     llm = LLM(engine, cache_bytes=1 << 29, evicted=Evicted.SUMMARIZE)  # its segments have room for a bias
     count: Callable[[str], int] = lambda text: len(quality._ids(llm, text))  # noqa: E731
+
+    def of_ratio(ratio: float) -> list[Setting]:
+        found = [Setting(ratio, Evicted.DROP, 4), *(Setting(ratio, Evicted.MERGE, 4, mass) for mass in args.masses)]
+        return found + [Setting(ratio, Evicted.SUMMARIZE, m, mass) for mass in args.masses for m in args.centroids]
+
     settings = [Setting(0.0, Evicted.DROP, 4)]  # the full cache
-    for ratio in args.ratios:
-        settings += [Setting(ratio, Evicted.DROP, 4), Setting(ratio, Evicted.MERGE, 4)]
-        settings += [Setting(ratio, Evicted.SUMMARIZE, m) for m in args.centroids]
+    settings += [setting for ratio in args.ratios for setting in of_ratio(ratio)]
     info = common.machine()
     print(common.machine_line(info) + f"; {engine.config.model_name}\n", flush=True)
     results: dict[str, Any] = {}
@@ -260,8 +267,7 @@ def main() -> None:
         timed = [s for s in settings if s.ratio == args.ratios[-1]]
         print(seconds_table(llm, document, timed, args.time_runs) + "\n", flush=True)
     if args.error_documents:
-        wanted = [Setting(0.7, Evicted.DROP, 4), Setting(0.7, Evicted.MERGE, 4)]
-        wanted += [Setting(0.7, Evicted.SUMMARIZE, m) for m in args.centroids] + settings
+        wanted = [*of_ratio(0.7), *settings]
         found = []
         for i in range(args.error_documents):
             common.progress(f"attention errors: document {i + 1}/{args.error_documents}")

@@ -53,6 +53,8 @@ def test_settings_are_checked_and_survive_json() -> None:
     for centroids in (0, 9, 2.0, True):
         with pytest.raises(ValueError, match="centroids: "):
             HubKVConfig(centroids=centroids)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="evicted_mass: 0 is not in"):
+        HubKVConfig(evicted_mass=0)
     with pytest.raises(ValueError, match="evicted: 'keep' is not"):
         HubKVConfig(evicted="keep")  # type: ignore[arg-type]
 
@@ -102,7 +104,7 @@ def test_rows_of_a_segment(tiny_engine: Make, scope: Scope, method: Evicted) -> 
             mask = torch.zeros(1, len(TOKENS), dtype=torch.bool)
             mask[0, kept] = True
             queries = by_kv_head(reference_queries(layers[layer].queries, inv_freq), model.num_kv_heads)[h : h + 1]
-            rows = summarize_evicted(queries, k[None], v[None], mask, count, model.head_dim**-0.5, method)
+            rows = summarize_evicted(queries, k[None], v[None], mask, count, model.head_dim**-0.5, method, 0.5)
             for name, stored in (("keys", segment.k_rows), ("values", segment.v_rows), ("bias", segment.row_bias)):
                 torch.testing.assert_close(stored[last - count : last], getattr(rows, name)[0], atol=1e-3, rtol=1e-3)
             assert not bool(mask[0, segment.positions[last - count : last].long()].any())

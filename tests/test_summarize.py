@@ -61,10 +61,12 @@ def test_few_evicted_tokens_are_reproduced_exactly(method: Evicted, evicted: int
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 30), st.floats(0, 0.9))
-def test_references_are_never_answered_worse_than_by_dropping(seed: int, count: int, size: int, keep: float) -> None:
+@given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 30), st.floats(0, 0.9), st.sampled_from([1.0, 0.5]))
+def test_references_are_never_answered_worse_than_by_dropping(
+    seed: int, count: int, size: int, keep: float, mass: float
+) -> None:
     queries, keys, values, kept = case(2, size, 40, keep, seed)
-    rows = summarize_evicted(queries, keys, values, kept, count, D**-0.5)
+    rows = summarize_evicted(queries, keys, values, kept, count, D**-0.5, mass=mass)
     full, _ = masked(queries, keys, values, torch.ones_like(kept))
     dropped, found = (
         (masked(queries, keys, values, kept, each)[0] - full).square().sum((1, 2)) for each in (None, rows)

@@ -90,6 +90,12 @@ PARAMETERS: tuple[tuple[str, str, type, str], ...] = (
         float,
         "share of a prompt, at its end, that is always kept (below 32000 tokens)",
     ),
+    (
+        "--evicted-mass",
+        "evicted_mass",
+        float,
+        "share of their softmax mass that the rows for evicted pairs carry; 1: all",
+    ),
     ("--window-tokens", "window_tokens", int, "last tokens that are always kept, for prompts of 32000 tokens and more"),
 )
 

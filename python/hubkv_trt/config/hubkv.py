@@ -74,6 +74,7 @@ class HubKVConfig(Config):
     scorer: Scorer = Scorer.FASTKVZIP
     evicted: Evicted = Evicted.DROP
     centroids: int = 4  # m: rows for the evicted pairs of each head, where they are not dropped
+    evicted_mass: float = 0.5  # share of the evicted pairs' softmax mass that these rows carry
 
     def __post_init__(self) -> None:
         for name in ("nms_kernel", "sink_tokens", "window_tokens", "long_context"):  # the stages read int32
@@ -84,6 +85,7 @@ class HubKVConfig(Config):
         require(isinstance(self.evicted, Evicted), "evicted", self.evicted, f"one of {', '.join(Evicted)}")
         ok = type(self.centroids) is int and 1 <= self.centroids <= MOST_CENTROIDS
         require(ok, "centroids", self.centroids, f"an integer in 1..{MOST_CENTROIDS}")
+        require(0 < self.evicted_mass <= 1, "evicted_mass", self.evicted_mass, "in (0, 1]")
         require(self.preset in PRESETS, "preset", self.preset, f"one of {', '.join(PRESETS)}")
         check_ratio(self.ratio)
         require(self.nms_kernel >= 1 and self.nms_kernel % 2 == 1, "nms_kernel", self.nms_kernel, "an odd number >= 1")

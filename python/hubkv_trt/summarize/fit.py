@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -64,7 +65,7 @@ class _Softmax:
 
 def summarize_evicted(
     queries: Tensor, keys: Tensor, values: Tensor, kept: Tensor, count: int, scale: float,
-    method: Evicted = Evicted.SUMMARIZE,
+    method: Evicted = Evicted.SUMMARIZE, mass: float = 1.0,
 ) -> SummaryRows:  # fmt: skip
     """m rows for the tokens of each head that are not kept.
 
@@ -86,6 +87,8 @@ def summarize_evicted(
         count: m, 1..8.
         scale: of the logits.
         method: ``MERGE`` or ``SUMMARIZE``.
+        mass: share of the fitted masses that the rows are given, in (0, 1]. Below 1 attention to the kept tokens is
+            sharper than that of the full cache. Tokens that stay as they are keep all of theirs.
     """
     softmax = _Softmax(queries, keys, values, kept, scale)
     # A token that no reference sees still counts, after all that one sees.
@@ -101,6 +104,7 @@ def summarize_evicted(
     shares = shares * bias.exp().unsqueeze(1)
     if method is Evicted.SUMMARIZE:
         row_values = _fit_values(softmax, shares, row_values)
+    bias, shares = bias + math.log(mass), mass * shares
     fitted = SummaryRows(row_keys, row_values, bias, members.argmax(1))
     few = (~kept).sum(1) <= count
     if method is Evicted.MERGE:

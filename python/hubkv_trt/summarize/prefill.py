@@ -78,7 +78,9 @@ class PrefillSummaries:
         keys, values = (x.transpose(0, 1).float() for x in (keys, values))
         step = max(1, _MOST_SHARES // (queries.shape[1] * keys.shape[1]))
         parts = [
-            summarize_evicted(q, k, v, stays, self._hubkv.centroids, self._scale, self._hubkv.evicted)
+            summarize_evicted(
+                q, k, v, stays, self._hubkv.centroids, self._scale, self._hubkv.evicted, self._hubkv.evicted_mass
+            )
             for q, k, v, stays in zip(*(x.split(step) for x in (queries, keys, values, kept)), strict=True)
         ]
         if len(parts) == 1:
