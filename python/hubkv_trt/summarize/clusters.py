@@ -27,16 +27,17 @@ def cluster(keys: Tensor, values: Tensor, weights: Tensor, count: int) -> Tensor
         float32 [H, T, m]: the token's weight at its cluster, 0 elsewhere.
     """
     points = torch.cat((_scaled(keys), VALUE_WEIGHT * _scaled(values)), -1)
+    squares = points.square().sum(-1, keepdim=True)
     centers = _take(points, weights.argmax(1))
-    nearest = _distance(points, centers)[..., 0]
+    nearest = _distance(points, squares, centers)[..., 0]
     for _ in range(count - 1):
         center = _take(points, (nearest * weights).argmax(1))
-        nearest = torch.minimum(nearest, _distance(points, center)[..., 0])
+        nearest = torch.minimum(nearest, _distance(points, squares, center)[..., 0])
         centers = torch.cat((centers, center), 1)
-    members = _members(points, centers, weights)
+    members = _members(points, squares, centers, weights)
     for _ in range(ROUNDS):
         centers = torch.where(members.sum(1).unsqueeze(-1) > 0, mean(points, members), centers)
-        members = _members(points, centers, weights)
+        members = _members(points, squares, centers, weights)
     return members
 
 
@@ -54,12 +55,12 @@ def _take(points: Tensor, index: Tensor) -> Tensor:
     return points.gather(1, index.view(-1, 1, 1).expand(-1, 1, points.shape[-1]))
 
 
-def _distance(points: Tensor, centers: Tensor) -> Tensor:
-    """Squared distances [H, T, m]."""
-    between = points.square().sum(-1, keepdim=True) + centers.square().sum(-1).unsqueeze(1)
-    return (between - 2 * points @ centers.transpose(1, 2)).clamp_min_(0)
+def _distance(points: Tensor, squares: Tensor, centers: Tensor) -> Tensor:
+    """Squared distances [H, T, m]; squares are those of the points, [H, T, 1]."""
+    between = squares + centers.square().sum(-1).unsqueeze(1)
+    return torch.baddbmm(between, points, centers.transpose(1, 2), alpha=-2).clamp_min_(0)
 
 
-def _members(points: Tensor, centers: Tensor, weights: Tensor) -> Tensor:
-    own = _distance(points, centers).argmin(-1, keepdim=True)
+def _members(points: Tensor, squares: Tensor, centers: Tensor, weights: Tensor) -> Tensor:
+    own = _distance(points, squares, centers).argmin(-1, keepdim=True)
     return weights.new_zeros(*weights.shape, centers.shape[1]).scatter_(2, own, weights.unsqueeze(-1))
