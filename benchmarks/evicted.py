@@ -267,7 +267,7 @@ def main() -> None:
         timed = [s for s in settings if s.ratio == args.ratios[-1]]
         print(seconds_table(llm, document, timed, args.time_runs) + "\n", flush=True)
     if args.error_documents:
-        wanted = [*of_ratio(0.7), *settings]
+        wanted = [*of_ratio(0.7), *settings[1:]]
         found = []
         for i in range(args.error_documents):
             common.progress(f"attention errors: document {i + 1}/{args.error_documents}")
