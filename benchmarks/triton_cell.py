@@ -28,7 +28,7 @@ from hubkv_trt.commands.common import run
 from hubkv_trt.config import budget
 from hubkv_trt.engine.directory import load_engine
 from hubkv_trt.runtime.arena import ALIGNMENT
-from hubkv_trt.runtime.cache import Ledger
+from hubkv_trt.runtime.ledger import Ledger
 from hubkv_trt.serving.client import HubKVClient
 from hubkv_trt.serving.counters import read_metrics
 from hubkv_trt.serving.repository import ModelParameters, write_model

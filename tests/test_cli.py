@@ -209,9 +209,8 @@ def test_every_parameter_has_an_option() -> None:
         assert value != default
         config = build.hubkv_config(parser.parse_args(["--hubkv", option, str(value)]))
         assert config == HubKVConfig(**{name: value})
-    assert {name for _, name, _, _ in build.PARAMETERS} | {"ratio", "scope", "scorer", "preset", "long_context"} == set(
-        HubKVConfig().to_dict()
-    )
+    others = {"ratio", "scope", "scorer", "preset", "long_context", "evicted", "centroids"}
+    assert {name for _, name, _, _ in build.PARAMETERS} | others == set(HubKVConfig().to_dict())
 
 
 def test_generate_prints_what_the_runtime_gives(

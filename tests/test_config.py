@@ -253,7 +253,11 @@ def test_from_dict_fills_in_defaults() -> None:
 @pytest.mark.parametrize(
     ("cls", "data", "message"),
     [
-        (HubKVConfig, {"ratios": 0.5}, r"HubKVConfig.ratios: unknown key \(known: gate_power, "),
+        (
+            HubKVConfig,
+            {"ratios": 0.5},
+            r"HubKVConfig.ratios: unknown key \(known: centroids, evicted, evicted_mass, gate_power, ",
+        ),
         (HubKVConfig, {"ratio": "0.5"}, "HubKVConfig.ratio: '0.5' is not a number"),
         (HubKVConfig, {"ratio": True}, "HubKVConfig.ratio: True is not a number"),
         (HubKVConfig, {"ratio": None}, "HubKVConfig.ratio: None is not a number"),

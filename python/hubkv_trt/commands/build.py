@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..config import DEFAULT_PRESET, PRESETS, HubKVConfig, Scope, Scorer, TensorRTConfig, WeightsPlace
+from ..config import DEFAULT_PRESET, PRESETS, Evicted, HubKVConfig, Scope, Scorer, TensorRTConfig, WeightsPlace
 from ..engine.build import DEFAULT_BATCH_SIZE, DEFAULT_OUTPUT, DEMO, build_engine, dry_run
 from ..engine.plan_options import PlanOptions
 from ..engine.summary import DEFAULT_CACHE_BUDGET, summarize
@@ -89,6 +89,12 @@ PARAMETERS: tuple[tuple[str, str, type, str], ...] = (
         "window_ratio",
         float,
         "share of a prompt, at its end, that is always kept (below 32000 tokens)",
+    ),
+    (
+        "--evicted-mass",
+        "evicted_mass",
+        float,
+        "share of their softmax mass that the rows for evicted pairs carry; 1: all",
     ),
     ("--window-tokens", "window_tokens", int, "last tokens that are always kept, for prompts of 32000 tokens and more"),
 )
@@ -183,6 +189,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"one of {', '.join(scorer.value for scorer in Scorer)}: docs/scorers.md says what each costs",
     )
     group.add_argument(
+        "--evicted",
+        choices=[evicted.value for evicted in Evicted],
+        help="KV pairs that are not kept: dropped, or merged or summarized into --centroids rows of each head, which "
+        f"the kept ones make room for (default: {HubKVConfig.evicted.value}, all that --backend tensorrt has; "
+        "docs/src.md)",
+    )
+    group.add_argument(
+        "--centroids", type=int, metavar="m", help=f"rows of a head, 1 to 8 (default: {HubKVConfig.centroids})"
+    )
+    group.add_argument(
         "--gate",
         type=Path,
         metavar="FILE",
@@ -209,7 +225,7 @@ def hubkv_config(arguments: argparse.Namespace) -> HubKVConfig | None:
     """
     changes: dict[str, Any] = {
         name: getattr(arguments, name)
-        for name in ("ratio", "scope", "scorer", *(parameter[1] for parameter in PARAMETERS))
+        for name in ("ratio", "scope", "scorer", "evicted", "centroids", *(parameter[1] for parameter in PARAMETERS))
         if getattr(arguments, name) is not None
     }
     if not arguments.hubkv:
@@ -221,6 +237,8 @@ def hubkv_config(arguments: argparse.Namespace) -> HubKVConfig | None:
         changes["scope"] = Scope(changes["scope"])
     if "scorer" in changes:
         changes["scorer"] = Scorer(changes["scorer"])
+    if "evicted" in changes:
+        changes["evicted"] = Evicted(changes["evicted"])
     return HubKVConfig.from_preset(arguments.preset or DEFAULT_PRESET, **changes)
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..config import Evicted
 from ..engine.build import DEFAULT_OUTPUT
 from .common import UsageError, byte_count, ratio, read_text
 from .sampling import add_sampling, sampling
@@ -59,6 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="r",
         help="fraction of KV pairs of the prompt removed, 0 for none (default: the engine's)",
     )
+    how.add_argument(
+        "--evicted",
+        choices=[evicted.value for evicted in Evicted],
+        help="KV pairs that are not kept: dropped, merged or summarized (default: the engine's)",
+    )
+    how.add_argument(
+        "--centroids", type=int, metavar="m", help="rows of each head for what is not kept (default: the engine's)"
+    )
     add_sampling(how)
     how.add_argument(
         "--cache-bytes",
@@ -80,7 +89,8 @@ def command(arguments: argparse.Namespace) -> int:
 
     params = SamplingParams(**sampling(arguments, arguments.log_probs))
     document = None if arguments.document is None else read_text(arguments.document, "document")
-    llm = LLM(arguments.engine, cache_bytes=arguments.cache_bytes)
+    evicted = None if arguments.evicted is None else Evicted(arguments.evicted)
+    llm = LLM(arguments.engine, cache_bytes=arguments.cache_bytes, evicted=evicted, centroids=arguments.centroids)
     chat = bool(llm.tokenizer.chat_template) if arguments.chat is None else arguments.chat
     context, how = None, {"ratio": arguments.ratio, "chat": chat}
     if document is not None:

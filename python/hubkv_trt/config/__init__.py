@@ -6,11 +6,23 @@ Each class reads itself from plain JSON data with ``from_dict`` and gives it bac
 
 from .base import Config, require
 from .engine import SCHEMA_VERSION, Backend, EngineConfig, TensorRTConfig, WeightsPlace, check_plans
-from .hubkv import DEFAULT_PRESET, PRESETS, Budget, HubKVConfig, Scope, Scorer, budget, check_ratio
+from .hubkv import (
+    DEFAULT_PRESET,
+    MOST_CENTROIDS,
+    PRESETS,
+    Budget,
+    Evicted,
+    HubKVConfig,
+    Scope,
+    Scorer,
+    budget,
+    check_ratio,
+)
 from .model import DType, ModelConfig, RopeConfig
 
 __all__ = [
     "DEFAULT_PRESET",
+    "MOST_CENTROIDS",
     "PRESETS",
     "SCHEMA_VERSION",
     "Backend",
@@ -18,6 +30,7 @@ __all__ = [
     "Config",
     "DType",
     "EngineConfig",
+    "Evicted",
     "HubKVConfig",
     "ModelConfig",
     "RopeConfig",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from .base import INT32_MAX, Config, require
-from .hubkv import HubKVConfig, Scorer
+from .hubkv import Evicted, HubKVConfig, Scorer
 from .model import DType, ModelConfig
 
 
@@ -86,6 +86,11 @@ class EngineConfig(Config):
             check_plans(self, self.tensorrt)
 
     @property
+    def has_row_bias(self) -> bool:
+        """Whether compact rows may stand for several tokens each, and have a bias for it."""
+        return self.hubkv is not None and self.hubkv.evicted is not Evicted.DROP
+
+    @property
     def has_gate(self) -> bool:
         """Whether the engine directory holds the tensors of a gate."""
         return self.hubkv is not None and self.hubkv.scorer is Scorer.FASTKVZIP
@@ -102,6 +107,10 @@ def check_plans(config: EngineConfig, plans: TensorRTConfig) -> None:
         "scorer",
         None if config.hubkv is None else config.hubkv.scorer.value,
         f"in the graph of a TensorRT engine: take {Scorer.FASTKVZIP.value}, or --backend eager",
+    )
+    evicted = Evicted.DROP if config.hubkv is None else config.hubkv.evicted
+    require(
+        evicted is Evicted.DROP, "evicted", evicted.value, "drop, all that --backend tensorrt has: or --backend eager"
     )
     positions = config.model.max_position_embeddings
     require(

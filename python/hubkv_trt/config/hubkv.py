@@ -38,6 +38,16 @@ class Scorer(str, Enum):
         return {Scorer.SNAPKV: 64, Scorer.TOVA: 1}.get(self, 0)
 
 
+class Evicted(str, Enum):
+    """What becomes of the KV pairs of a prompt that are not kept (docs/src.md)."""
+
+    DROP = "drop"
+    MERGE = "merge"  # clusters, each a row: weighted mean key and value, a bias for its mass
+    SUMMARIZE = "summarize"  # the same with masses and values fitted to what queries of the prompt would read
+
+
+MOST_CENTROIDS = 8
+
 DEFAULT_PRESET = "fastkvzip_head_nms_gated_k5_p0.5_mild"
 
 
@@ -62,6 +72,9 @@ class HubKVConfig(Config):
     window_tokens: int = 4096  # for prompts of long_context tokens and more
     long_context: int = 32000
     scorer: Scorer = Scorer.FASTKVZIP
+    evicted: Evicted = Evicted.DROP
+    centroids: int = 4  # m: rows for the evicted pairs of each head, where they are not dropped
+    evicted_mass: float = 0.5  # share of the evicted pairs' softmax mass that these rows carry
 
     def __post_init__(self) -> None:
         for name in ("nms_kernel", "sink_tokens", "window_tokens", "long_context"):  # the stages read int32
@@ -69,6 +82,10 @@ class HubKVConfig(Config):
             require(type(value) is int and value <= INT32_MAX, name, value, "an integer below 2^31")
         require(self.scope in list(Scope), "scope", self.scope, f"one of {', '.join(Scope)}")
         require(isinstance(self.scorer, Scorer), "scorer", self.scorer, "a Scorer")
+        require(isinstance(self.evicted, Evicted), "evicted", self.evicted, f"one of {', '.join(Evicted)}")
+        ok = type(self.centroids) is int and 1 <= self.centroids <= MOST_CENTROIDS
+        require(ok, "centroids", self.centroids, f"an integer in 1..{MOST_CENTROIDS}")
+        require(0 < self.evicted_mass <= 1, "evicted_mass", self.evicted_mass, "in (0, 1]")
         require(self.preset in PRESETS, "preset", self.preset, f"one of {', '.join(PRESETS)}")
         check_ratio(self.ratio)
         require(self.nms_kernel >= 1 and self.nms_kernel % 2 == 1, "nms_kernel", self.nms_kernel, "an odd number >= 1")
@@ -146,8 +163,14 @@ class Budget:
     """How many rows a prompt keeps; computed once, on the host, in double, before anything runs."""
 
     num_groups: int  # S of select: 1 (model), L (layer) or L*Hkv (head)
-    rows_per_group: int  # K of select
+    rows_per_group: int  # kept pairs and summaries
     num_pairs: int  # N = L*Hkv*T
+    summaries_per_group: int = 0  # rows among them that stand for evicted pairs
+
+    @property
+    def selected_per_group(self) -> int:
+        """K of select."""
+        return self.rows_per_group - self.summaries_per_group
 
     @property
     def num_rows(self) -> int:
@@ -163,6 +186,10 @@ class Budget:
 def budget(model: ModelConfig, hubkv: HubKVConfig, num_tokens: int, ratio: float) -> Budget:
     """K = N - floor(r*N) for each group of heads that shares a budget, never fewer than the protected rows.
 
+    Where the evicted are not dropped, m rows of each head are theirs: select keeps K - m*H pairs of the H heads of a
+    group, so that K rows are stored all the same. K grows where m*H rows and the protected ones are more than it, and
+    nothing is summarised where K is N already.
+
     Args:
         model: gives L and Hkv.
         hubkv: gives scope and protection.
@@ -175,4 +202,9 @@ def budget(model: ModelConfig, hubkv: HubKVConfig, num_tokens: int, ratio: float
     heads = model.num_rows_per_token // groups
     pairs = heads * num_tokens
     kept = pairs - math.floor(ratio * pairs)
-    return Budget(groups, max(kept, heads * hubkv.num_protected(num_tokens)), groups * pairs)
+    protected = heads * hubkv.num_protected(num_tokens)
+    kept = max(kept, protected)
+    summaries = heads * hubkv.centroids
+    if hubkv.evicted is Evicted.DROP or kept == pairs or protected + summaries >= pairs:
+        return Budget(groups, kept, groups * pairs)
+    return Budget(groups, max(kept, protected + summaries), groups * pairs, summaries)

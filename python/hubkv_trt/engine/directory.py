@@ -19,11 +19,11 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import Backend, EngineConfig
+from ..config import Backend, EngineConfig, Evicted
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +46,21 @@ class Engine:
     config: EngineConfig
     weights: dict[str, torch.Tensor]  # of config.dtype
     gate: dict[str, torch.Tensor]  # empty where config.has_gate is False
+
+    def with_evicted(self, evicted: Evicted | None, centroids: int | None = None) -> Engine:
+        """The same engine with another way for KV pairs that are not kept; None leaves a setting as it was built.
+
+        Raises:
+            ValueError: the engine is dense, its backend has no such way, or the number of rows is out of range.
+        """
+        changes = {"evicted": evicted, "centroids": centroids}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        if not changes:
+            return self
+        if self.config.hubkv is None:
+            name, value = next(iter(changes.items()))
+            raise ValueError(f"{name}: {value!r} is of use only in an engine built with --hubkv")
+        return replace(self, config=self.config.replace(hubkv=self.config.hubkv.replace(**changes)))
 
     def load_tokenizer(self) -> Any:
         """The tokenizer that was built in (a transformers ``PreTrainedTokenizerFast``)."""

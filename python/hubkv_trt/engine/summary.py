@@ -34,7 +34,7 @@ def cache_figures(
         raise ValueError("hubkv: None is not a HubKV configuration: the engine is dense")
     tokens = config.max_input_len
     kept = budget(config.model, config.hubkv, tokens, config.hubkv.ratio if ratio is None else ratio)
-    ledger = Ledger(config.model, config.dtype)
+    ledger = Ledger(config.model, config.dtype, row_bias=config.has_row_bias)
     dense_bytes, kept_bytes = ledger.dense_bytes(tokens), ledger.segment_bytes(kept.num_rows)
     return {
         "dense_bytes_per_token": dense_bytes / tokens,
@@ -88,6 +88,7 @@ def summarize(
             ("HubKV", f"r = {hub.ratio:g}, {hub.scope.value} scope, {hub.preset}{_changes(hub)}"),
             ("", refine),
             ("scorer", hub.scorer.value + (f": {gate}" if gate else "")),
+            *([("evicted", f"{hub.evicted.value}, {hub.centroids} rows a head")] if config.has_row_bias else []),
             ("always kept", f"{figures['protected_tokens']:,} of {tokens:,} tokens (sinks and window)"),
             (
                 "KV bytes per token",
@@ -106,7 +107,14 @@ def summarize(
 
 def _changes(hubkv: HubKVConfig) -> str:
     """Names the parameters that differ from the preset's."""
-    preset = HubKVConfig.from_preset(hubkv.preset, ratio=hubkv.ratio, scope=hubkv.scope, scorer=hubkv.scorer)
+    preset = HubKVConfig.from_preset(
+        hubkv.preset,
+        ratio=hubkv.ratio,
+        scope=hubkv.scope,
+        scorer=hubkv.scorer,
+        evicted=hubkv.evicted,
+        centroids=hubkv.centroids,
+    )
     names = [name for name in preset.to_dict() if getattr(hubkv, name) != getattr(preset, name)]
     return f" with {', '.join(names)} changed" if names else ""
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..config import DType, HubKVConfig, ModelConfig, Scope, Scorer, budget, require
+from ..config import DType, Evicted, HubKVConfig, ModelConfig, Scope, Scorer, budget, require
 from ..graph.eager import EagerOps
 from ..models.gate import gate_scores
 from ..scorers.fastkvzip import Gate, check_gate, engine_weights
@@ -53,6 +53,7 @@ class PromptCompressor:
         heads: range | None = None,
     ) -> None:
         require(hubkv.scorer is Scorer.FASTKVZIP, "scorer", hubkv.scorer.value, "fastkvzip: scores come from the gate")
+        require(hubkv.evicted is Evicted.DROP, "evicted", hubkv.evicted.value, "drop: rows have no bias here")
         require(hubkv.scope is Scope.HEAD, "scope", hubkv.scope.value, "head: the cache has one length per sequence")
         self.model, self.hubkv = model, hubkv
         self.layers = tuple(range(model.num_layers) if layers is None else layers)

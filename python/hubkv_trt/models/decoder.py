@@ -15,7 +15,7 @@ from ..config import HubKVConfig, ModelConfig, Scope
 from ..graph.ops import ExtendInputs, ExtendOutputs, Ops, PrefillInputs, PrefillOutputs
 from .gate import gate_scores
 from .rope import rope_frequencies
-from .scoring import LayerScorer, LayerStates, PromptScorer
+from .scoring import EvictedRows, LayerScorer, LayerStates, PromptScorer
 
 X = TypeVar("X")
 Y = TypeVar("Y")
@@ -143,9 +143,10 @@ class Decoder:
         inputs: PrefillInputs[X],
         last_queries: int = 0,
         scorer: LayerScorer[X] | PromptScorer[X] | None = None,
+        evicted: EvictedRows[X] | None = None,
     ) -> PrefillOutputs[X]:
         """``prefill_by_layers`` without a pause."""
-        return to_the_end(self.prefill_by_layers(ops, inputs, last_queries, scorer))
+        return to_the_end(self.prefill_by_layers(ops, inputs, last_queries, scorer, evicted))
 
     def prefill_by_layers(
         self,
@@ -153,6 +154,7 @@ class Decoder:
         inputs: PrefillInputs[X],
         last_queries: int = 0,
         scorer: LayerScorer[X] | PromptScorer[X] | None = None,
+        evicted: EvictedRows[X] | None = None,
     ) -> Generator[None, None, PrefillOutputs[X]]:
         """Dense causal attention over one prompt, of whose KV pairs only the selected rows leave the graph.
 
@@ -164,6 +166,7 @@ class Decoder:
         Args:
             last_queries: M; also give the rotated queries of the last M tokens in every layer. 0: none.
             scorer: (eager) in place of the gate.
+            evicted: (eager) adds rows for what is not kept.
 
         Raises:
             ValueError: (eager) scores that are not finite, or a prompt that the scorer refuses.
@@ -179,6 +182,8 @@ class Decoder:
         def see(q: X) -> None:
             if last_queries:
                 queries.append(ops.last(q, last_queries))
+            if evicted is not None:
+                evicted.see(q)
             if by_layer is not None:
                 seen.append(q)  # the attention of the last layer gets only one of them
 
@@ -194,7 +199,7 @@ class Decoder:
             out = ops.causal_attention(q, k, v, self.scale)
             pending.append((k, v, scores))
             if by_prompt is None and (not by_model or layer == self.model.num_layers - 1):
-                kept.append(self._keep(ops, inputs, pending))
+                kept.append(self._keep(ops, inputs, pending, evicted))
                 pending.clear()
             return out
 
@@ -205,7 +210,7 @@ class Decoder:
                 inputs.positions,
                 attention,
                 last_only=True,
-                see_queries=see if last_queries or by_layer is not None else None,
+                see_queries=see if last_queries or by_layer is not None or evicted is not None else None,
             )
             if by_prompt is not None:
                 with ops.stage("scorer"):
@@ -213,7 +218,7 @@ class Decoder:
                     scored = by_prompt.score_prompt(inputs.input_ids, keys, values)
                 pending = [(k, v, ops.transpose(s, 1, 0)) for k, v, s in zip(keys, values, scored, strict=True)]
                 parts = [pending] if by_model else [[each] for each in pending]
-                kept = [self._keep(ops, inputs, part) for part in parts]
+                kept = [self._keep(ops, inputs, part, evicted) for part in parts]
         finally:
             pending.clear()  # the closure stands in an error's traceback, which must not keep dense K and V
             seen.clear()
@@ -231,7 +236,13 @@ class Decoder:
         """[N, E] -> [N, Hkv] float32, tokens first as ``by_tokens`` wants them."""
         return (ops.transpose(gate_scores(ops, layer, hidden, self.model), 1, 0),)
 
-    def _keep(self, ops: Ops[X], inputs: PrefillInputs[X], layers: list[tuple[X, X, X | None]]) -> tuple[X, X, X, X]:
+    def _keep(
+        self,
+        ops: Ops[X],
+        inputs: PrefillInputs[X],
+        layers: list[tuple[X, X, X | None]],
+        evicted: EvictedRows[X] | None,
+    ) -> tuple[X, X, X, X]:
         """k_rows, v_rows, positions, head_offsets of some successive layers that share no budget with others."""
         heads = self.model.num_kv_heads
         if self.hubkv is None:
@@ -243,7 +254,10 @@ class Decoder:
             refined = ops.refine(scores, inputs.alpha, inputs.window, self.hubkv)
             groups = heads if self.hubkv.scope is Scope.HEAD else 1
             positions, offsets = ops.select(refined, groups, inputs.rows_per_group)
-        k_rows, v_rows = ops.compact([k for k, _, _ in layers], [v for _, v, _ in layers], positions, offsets)
+        keys, values = [k for k, _, _ in layers], [v for _, v, _ in layers]
+        if evicted is not None:
+            return evicted.compact(keys, values, positions, offsets)
+        k_rows, v_rows = ops.compact(keys, values, positions, offsets)
         return k_rows, v_rows, positions, offsets
 
     def extend(self, ops: Ops[X], inputs: ExtendInputs[X], new_queries: bool = False) -> ExtendOutputs[X]:

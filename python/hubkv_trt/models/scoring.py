@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a scorer gets of a prompt while it is prefilled, and what it gives: the interface of ``hubkv_trt.scorers``.
+"""What scorers and summaries get of a prompt while it is prefilled, and what they give.
 
 The gate (``models/gate.py``) needs none of it: it is part of the graph.
 """
@@ -51,5 +51,27 @@ class PromptScorer(Protocol[X]):
 
         Raises:
             ValueError: a prompt that it cannot score.
+        """
+        ...
+
+
+class EvictedRows(Protocol[X]):
+    """Compaction where the KV pairs of a head that are not kept leave rows behind (``hubkv_trt.summarize``)."""
+
+    def see(self, queries: X) -> None:
+        """The queries [T, Hq, D] of the next layer, rotated."""
+        ...
+
+    def compact(self, keys: Sequence[X], values: Sequence[X], positions: X, head_offsets: X) -> tuple[X, X, X, X]:
+        """As ``Ops.compact``, each head's m rows behind its kept ones.
+
+        Args:
+            keys: of some successive layers, [T, Hkv, D] each.
+            values: the same.
+            positions: int32 [K], kept, of those layers.
+            head_offsets: int64 [heads + 1], theirs.
+
+        Returns:
+            k_rows and v_rows [K + m*heads, D], and positions and head offsets of all rows.
         """
         ...

@@ -151,7 +151,8 @@ class Cache:
             v_rows=view(at["v_rows"], row_type, rows, model.head_dim),
             head_offsets=view(at["head_offsets"], torch.int64, model.num_rows_per_token + 1),
             positions=view(at["positions"], torch.int32, rows),
-            entry=(at["k_rows"], at["v_rows"], at["head_offsets"], -1),
+            entry=(at["k_rows"], at["v_rows"], at["head_offsets"], at.get("row_bias", -1)),
+            row_bias=view(at["row_bias"], torch.float32, rows) if "row_bias" in at else None,
         )
         self._segments.add(segment)
         self._count(num_bytes)

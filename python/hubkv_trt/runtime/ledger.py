@@ -19,20 +19,24 @@ class Ledger:
         model: gives L, Hkv and D.
         dtype: of the rows.
         page_tokens: P.
+        row_bias: segments have a bias for each row.
     """
 
     model: ModelConfig
     dtype: DType
     page_tokens: int = PAGE_TOKENS
+    row_bias: bool = False
 
     def slices(self, rows: int) -> dict[str, int]:
         """Bytes of each slice of a compact segment of K rows, padding included, in the order they lie in memory."""
         row = self.model.head_dim * self.dtype.itemsize
+        bias = {"row_bias": align(rows * 4)} if self.row_bias else {}  # float32 [K]
         return {
             "k_rows": align(rows * row),  # [K, D]
             "v_rows": align(rows * row),  # [K, D]
             "head_offsets": align((self.model.num_rows_per_token + 1) * 8),  # int64 [L*Hkv + 1]
             "positions": align(rows * 4),  # int32 [K]
+            **bias,
         }
 
     def segment_bytes(self, rows: int) -> int:

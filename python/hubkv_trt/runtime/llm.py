@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..config import EngineConfig
+from ..config import EngineConfig, Evicted
 from ..engine.directory import Engine, load_engine
 from .batch import Batch
 from .cache import Cache, CacheFullError
@@ -54,6 +54,8 @@ class LLM:
             lies in the device's memory and also lends prompts what their prefill needs while it runs.
         tail_tokens: how many generated (and question) tokens of all sequences together fit; see there.
         verify: compare the engine's files with their checksums.
+        evicted: what becomes of KV pairs that are not kept; None is the engine's way. Backend eager.
+        centroids: rows of each head for them, 1..8; None is the engine's number.
 
     Attributes:
         config: the engine's ``EngineConfig``.
@@ -71,9 +73,12 @@ class LLM:
         cache_bytes: int | None = None,
         tail_tokens: int | None = None,
         verify: bool = True,
+        evicted: Evicted | None = None,
+        centroids: int | None = None,
     ) -> None:
         if not isinstance(engine, Engine):
             engine = load_engine(engine, verify=verify)
+        engine = engine.with_evicted(evicted, centroids)
         self.config: EngineConfig = engine.config
         self.tokenizer: Any = engine.load_tokenizer()
         self.cache: Cache

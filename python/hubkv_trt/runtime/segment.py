@@ -21,6 +21,7 @@ class Segment:
     head_offsets: torch.Tensor  # int64 [L*Hkv + 1]
     positions: torch.Tensor  # int32 [K]
     entry: tuple[int, int, int, int]  # its row of the table ``segments`` (include/hubkv/hubkv.h)
+    row_bias: torch.Tensor | None = None  # float32 [K], where the ledger has one
     references: int = 1
     work: tuple[np.ndarray, np.ndarray] | None = None  # its own list of attend's work, for an executor that keeps it
 

@@ -16,6 +16,7 @@ from ...graph.eager import EagerOps
 from ...graph.ops import CacheInputs, ExtendInputs, PrefillInputs
 from ...models.decoder import Decoder, to_the_end
 from ...scorers.create import create_scorer
+from ...summarize.prefill import PrefillSummaries
 from ..batch import Batch
 from ..cache import Cache, Segment
 from ..edits import LogitEdits
@@ -45,7 +46,7 @@ class EagerExecutor:
         cache: Cache,
         load_tokenizer: Callable[[], Any],
     ) -> None:
-        self._model = config.model
+        self._model, self._hubkv = config.model, config.hubkv
         self._cache = cache
         self._decoder = Decoder(config.model, config.hubkv)
         self._dense = Decoder(config.model)
@@ -71,10 +72,13 @@ class EagerExecutor:
             positions=torch.arange(len(token_ids), dtype=torch.int32),
             alpha=torch.tensor([alpha], dtype=torch.float32),
             window=torch.tensor([window], dtype=torch.int32),
-            rows_per_group=budget.rows_per_group,
+            rows_per_group=budget.selected_per_group,
         )
+        evicted = None
+        if self._hubkv is not None and budget.summaries_per_group:
+            evicted = PrefillSummaries(ops, decoder, self._hubkv)
         try:
-            outputs = yield from decoder.prefill_by_layers(ops, inputs, scorer=self._scorer)
+            outputs = yield from decoder.prefill_by_layers(ops, inputs, scorer=self._scorer, evicted=evicted)
         finally:
             if self._cache.ledger.dense_bytes(len(token_ids)) > _TRIM_BYTES:
                 trim_heap()
@@ -82,6 +86,8 @@ class EagerExecutor:
             raise RuntimeError(f"prefill kept {tuple(outputs.k_rows.shape)} rows elsewhere than in its segment")
         segment.positions.copy_(outputs.positions)
         segment.head_offsets.copy_(outputs.head_offsets)
+        if segment.row_bias is not None:
+            segment.row_bias.copy_(torch.cat(evicted.row_bias)) if evicted else segment.row_bias.zero_()
         rows = np.diff(outputs.head_offsets.numpy()).reshape(self._model.num_layers, self._model.num_kv_heads)
         return Prefill(outputs.logits.unsqueeze(0), lambda: rows, dict(ops.seconds))
 
