@@ -6,6 +6,7 @@ Each class reads itself from plain JSON data with ``from_dict`` and gives it bac
 
 from .base import Config, require
 from .engine import SCHEMA_VERSION, Backend, EngineConfig, TensorRTConfig, WeightsPlace, check_plans
+from .hardkv import HardKVConfig, Importance
 from .hubkv import DEFAULT_PRESET, PRESETS, Budget, HubKVConfig, Scope, Scorer, budget, check_ratio
 from .model import DType, ModelConfig, RopeConfig
 
@@ -18,7 +19,9 @@ __all__ = [
     "Config",
     "DType",
     "EngineConfig",
+    "HardKVConfig",
     "HubKVConfig",
+    "Importance",
     "ModelConfig",
     "RopeConfig",
     "Scope",

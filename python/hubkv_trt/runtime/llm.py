@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from ..config import EngineConfig
+from ..config import EngineConfig, HardKVConfig
 from ..engine.directory import Engine, load_engine
 from .batch import Batch
-from .cache import Cache, CacheFullError
+from .cache import Cache, CacheFullError, Segment
 from .context import CompressedContext
 from .executors.create import create_executor
 from .executors.executor import Executor
@@ -50,6 +50,9 @@ class LLM:
             lies in the device's memory and also lends prompts what their prefill needs while it runs.
         tail_tokens: how many generated (and question) tokens of all sequences together fit; see there.
         verify: compare the engine's files with their checksums.
+        decode_compression: of the cache while sequences decode (HARD-KV), where a request names no other
+            (``SamplingParams.decode_compression``). Default: the engine's. Room for one sequence's compact segment is
+            taken of the cache at once: a compression writes there, then the segments change places.
 
     Attributes:
         config: the engine's ``EngineConfig``.
@@ -67,6 +70,7 @@ class LLM:
         cache_bytes: int | None = None,
         tail_tokens: int | None = None,
         verify: bool = True,
+        decode_compression: HardKVConfig | None = None,
     ) -> None:
         if not isinstance(engine, Engine):
             engine = load_engine(engine, verify=verify)
@@ -76,7 +80,11 @@ class LLM:
         self._executor: Executor
         self.cache, self._executor = create_executor(engine, cache_bytes, tail_tokens)
         self._scheduler = Scheduler(self.cache, engine.config.max_batch_size)
-        self._requests = Requests(engine.config, self.tokenizer, self.cache, self._executor.prefill_bytes)
+        decode = decode_compression
+        self._staging: Segment | None = None  # where a compression while decoding writes
+        if decode is not None:
+            self._staging = self.cache.allocate(decode.rows(self.config.model))
+        self._requests = Requests(engine.config, self.tokenizer, self.cache, self._executor.prefill_bytes, decode)
         self._batch: Batch | None = None  # the running sequences as they were in the last decode step
         self._next_tokens = torch.empty(0, 1, dtype=torch.int32)  # [B, 1], theirs
 
@@ -163,6 +171,7 @@ class LLM:
         try:
             logits = self._run(phase, sequences)
             self._postprocess(phase, sequences, logits, start)
+            self._condense(sequences)
         except Exception as error:  # these requests fail, the others go on
             traceback.clear_frames(error.__traceback__)  # the error must not keep a prompt's dense K/V
             for sequence in sequences:
@@ -233,7 +242,21 @@ class LLM:
         if not self._scheduler.running:
             self._batch = None
 
-    # -- calls over the loop
+    def _condense(self, sequences: list[Sequence]) -> None:
+        """Compresses the caches of those whose tails are full."""
+        for sequence in sequences:
+            cascade, tail = sequence.cascade, sequence.tail
+            if cascade is None or tail is None or not cascade.due(sequence.tail_length):
+                continue
+            assert self._staging is not None
+            start = time.perf_counter()
+            moved = cascade.movable(sequence.tail_length)
+            rows = self._executor.condense(sequence, moved, self._staging)
+            self._staging = cascade.replace_segment(sequence, self._staging, self.cache)
+            self.cache.drop_pages(tail, self.cache.ledger.pages(moved))
+            cascade.moved_tokens += moved
+            sequence.stats.condensed(rows, time.perf_counter() - start)
+            self._batch = None
 
     def _run_all(self, sequences: list[Sequence]) -> None:
         """Steps until all have finished; whatever happens, none is left behind."""

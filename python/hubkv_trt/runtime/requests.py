@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..config import Budget, EngineConfig, HubKVConfig, budget, check_ratio, require
+from ..config import Budget, EngineConfig, HardKVConfig, HubKVConfig, budget, check_ratio, require
 from .cache import Cache
+from .cascade import Cascade
 from .context import CompressedContext
 from .detokenizer import Detokenizer
 from .prompts import Encoder, as_list, per_prompt
@@ -28,18 +29,25 @@ class Requests:
         tokenizer: of transformers.
         cache: where they will lie.
         prefill_bytes: (T, budget) -> bytes, ``Executor.prefill_bytes``.
+        decode: compression while decoding, of requests that name none of their own.
 
     Attributes:
         encoder: of the tokenizer.
     """
 
     def __init__(
-        self, config: EngineConfig, tokenizer: Any, cache: Cache, prefill_bytes: Callable[[int, Budget], int]
+        self,
+        config: EngineConfig,
+        tokenizer: Any,
+        cache: Cache,
+        prefill_bytes: Callable[[int, Budget], int],
+        decode: HardKVConfig | None = None,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._cache = cache
         self._prefill_bytes = prefill_bytes
+        self._decode = decode
         self.encoder = Encoder(tokenizer, config.model.vocab_size)
 
     def generation(
@@ -123,10 +131,32 @@ class Requests:
             end_ids=frozenset(end_ids),
             detokenizer=detokenizer,
             stream=stream,
+            cascade=self._cascade(params, context_tokens or total, total + max(0, max_tokens - 1)),
             **fields,
         )
-        self._cache.check_can_ever_fit(sequence.own_rows, sequence.tail_limit, sequence.prefill_bytes)
+        self._cache.check_can_ever_fit(sequence.own_segments, sequence.tail_limit, sequence.prefill_bytes)
         return sequence
+
+    def _cascade(self, params: SamplingParams | None, compact_tokens: int, num_tokens: int) -> Cascade | None:
+        """The decode-time compression of a request; None where its tail never fills.
+
+        Args:
+            compact_tokens: that the compact segment stands for.
+            num_tokens: that the cache comes to stand for; the last token generated is never fed.
+        """
+        own = None if params is None else params.decode_compression
+        if own is False or params is None:
+            return None
+        config = self._decode if own is None else own
+        if config is None or num_tokens - compact_tokens < config.tail_tokens:
+            return None
+        require(self._decode is not None, "decode_compression", own, "possible: the LLM was made without it")
+        assert self._decode is not None
+        model = self._config.model
+        rows = self._decode.rows(model)
+        most = self._decode.layer_budget
+        require(config.rows(model) <= rows, "layer_budget", config.layer_budget, f"at most {most}, that of the LLM")
+        return Cascade(config, model, rows)
 
     def _check_context(self, context: CompressedContext, ratio: Any, chat: bool) -> None:
         require(isinstance(context, CompressedContext), "context", context, "a CompressedContext")

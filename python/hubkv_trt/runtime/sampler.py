@@ -7,10 +7,11 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from ..config import require
+from ..config import HardKVConfig, require
 
 _CANDIDATES = 1024  # a nucleus is looked for among so many of the best tokens before all are sorted
 
@@ -33,6 +34,7 @@ class SamplingParams:
         stop: texts that end the sequence where one first appears in what is generated; it is not part of the output.
         stop_token_ids: tokens that end the sequence, beside the model's end-of-sequence tokens.
         ignore_eos: the model's end-of-sequence tokens do not end the sequence.
+        decode_compression: of the cache while this sequence decodes, in place of the LLM's; False: none.
     """
 
     max_tokens: int = 256
@@ -43,6 +45,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    decode_compression: HardKVConfig | Literal[False] | None = None
 
     def __post_init__(self) -> None:
         def is_int(value: object) -> bool:
@@ -63,6 +66,9 @@ class SamplingParams:
         require(
             all(is_int(t) and t >= 0 for t in self.stop_token_ids), "stop_token_ids", self.stop_token_ids, "token ids"
         )
+        decode = self.decode_compression
+        ok = decode is None or decode is False or isinstance(decode, HardKVConfig)
+        require(ok, "decode_compression", decode, "a HardKVConfig, False or None")
 
     @property
     def greedy(self) -> bool:

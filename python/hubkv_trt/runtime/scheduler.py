@@ -118,6 +118,10 @@ class Scheduler:
             self._cache.close_tail(sequence.tail)
         if sequence.segment is not None:
             self._cache.release(sequence.segment)
+        cascade = sequence.cascade
+        if cascade is not None and cascade.slot is not None:
+            self._cache.release(cascade.slot)
+            cascade.slot = None
         sequence.tail = sequence.segment = None
         sequence.finish(reason, error)
 
@@ -156,19 +160,21 @@ class Scheduler:
         return [s for s in self.waiting if s.context is not None]
 
     def _fits(self, sequence: Sequence) -> bool:
-        return self._cache.fits(sequence.own_rows, sequence.tail_limit, sequence.prefill_bytes)
+        return self._cache.fits(sequence.own_segments, sequence.tail_limit, sequence.prefill_bytes)
 
     def _start(self, sequence: Sequence) -> None:
         if sequence.budget is not None:
             sequence.segment = self._cache.allocate(sequence.budget.num_rows)
+        if sequence.cascade is not None:
+            sequence.cascade.slot = self._cache.allocate(sequence.cascade.slot_rows)
         self.waiting.remove(sequence)
         sequence.tail = self._cache.open_tail(sequence.tail_limit)
         sequence.status = Status.RUNNING
         self.running.append(sequence)
 
     def _full(self, sequence: Sequence) -> CacheFullError:
-        rows, ledger = sequence.own_rows, self._cache.ledger
-        needed = (0 if rows is None else ledger.segment_bytes(rows)) + ledger.tail_bytes(sequence.tail_limit)
+        ledger = self._cache.ledger
+        needed = sum(map(ledger.segment_bytes, sequence.own_segments)) + ledger.tail_bytes(sequence.tail_limit)
         borrowed = f" and {sequence.prefill_bytes} while its prompt runs" if sequence.prefill_bytes else ""
         return CacheFullError(
             f"cache full: the request needs {needed} bytes{borrowed}; {self._cache.held_bytes} of "

@@ -15,6 +15,7 @@ from ...config import Budget
 from ..batch import Batch
 from ..cache import Segment
 from ..sampler import Sampled, SamplingParams
+from ..sequence import Sequence as Request
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,19 @@ class Executor(Protocol):
 
         Returns:
             float32 [B, V], the logits of each sequence's last real token, until the next call of extend.
+        """
+        ...
+
+    def condense(self, sequence: Request, moved: int, target: Segment) -> np.ndarray:
+        """Compresses the cache of a sequence that decodes (HARD-KV): the rows of its compact segment and of the first
+        ``moved`` tokens of its tail, which are whole pages, become those that its last queries need.
+
+        Args:
+            sequence: with a ``Cascade`` that has its queries.
+            target: where they are written; its room suffices.
+
+        Returns:
+            int64 [L, Hkv], the rows of each head.
         """
         ...
 

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HARD-KV in the runtime: caches that are compressed while their sequences decode."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hubkv_trt.config import HardKVConfig
+from hubkv_trt.runtime.llm import LLM, SamplingParams
+
+EVERYTHING = HardKVConfig(p=1.0, query_window=8, interval=16, recent=16, layer_budget=None, upper_budget=None)
+SOME = EVERYTHING.replace(p=0.8, layer_budget=64, upper_budget=96)
+LONG = SamplingParams(max_tokens=120, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llms(tiny_engine: Callable[..., Path]) -> dict[HardKVConfig, LLM]:
+    return {
+        config: LLM(tiny_engine("llama"), decode_compression=config, cache_bytes=64 << 20)
+        for config in (EVERYTHING, SOME)
+    }
+
+
+@pytest.fixture(autouse=True)
+def _memory_comes_back(llms: dict[HardKVConfig, LLM]) -> Iterator[None]:
+    """After every test the caches hold what a compression writes to, and nothing else."""
+    yield
+    gc.collect()
+    for llm in llms.values():
+        llm.cache.audit()
+        assert llm.cache.held_bytes == llm.cache.ledger.segment_bytes(llm._staging.rows)
+
+
+def ids(count: int, seed: int = 0) -> list[int]:
+    return torch.randint(3, 250, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def without(params: SamplingParams) -> SamplingParams:
+    return dataclasses.replace(params, decode_compression=False)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5])
+def test_nothing_is_lost_where_everything_is_kept(llms: dict[Any, LLM], ratio: float) -> None:
+    (plain,) = llms[EVERYTHING].generate(ids(40), without(LONG), ratio=ratio)
+    (kept,) = llms[EVERYTHING].generate(ids(40), LONG, ratio=ratio)
+    assert kept.token_ids == plain.token_ids
+    assert kept.stats.condensations >= 5
+    moved = 120 - 1 - 16  # of the tokens fed, those that may have left the tail
+    assert kept.stats.condensed_rows.sum() >= plain.stats.rows.sum() + (moved - 31) * plain.stats.rows.size
+
+
+def test_a_question_over_a_context_leaves_the_context_as_it_was(llms: dict[Any, LLM]) -> None:
+    llm = llms[EVERYTHING]
+    with llm.compress(ids(100), ratio=0.5) as context:
+        before = [x.clone() for x in (context.segment.k_rows, context.segment.v_rows, context.segment.positions)]
+        (plain,) = llm.generate(ids(50, 1), without(LONG), context=context)
+        (kept,) = llm.generate(ids(50, 1), LONG, context=context)
+        assert kept.token_ids == plain.token_ids
+        after = (context.segment.k_rows, context.segment.v_rows, context.segment.positions)
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_budgets_bound_the_rows_and_the_tail(llms: dict[Any, LLM]) -> None:
+    (output,) = llms[SOME].generate(ids(200), LONG, ratio=0.0)
+    stats = output.stats
+    assert 1 <= stats.condensed_rows.min()
+    assert stats.condensed_rows.max() <= SOME.upper_budget
+    assert stats.condensed_rows.mean(axis=1).max() <= SOME.layer_budget
+    assert stats.bytes_tail <= llms[SOME].cache.ledger.tail_bytes(SOME.tail_tokens)
+    assert stats.seconds["condense"] > 0
+
+
+def test_a_sequence_gives_the_same_alone_and_in_any_batch(llms: dict[Any, LLM]) -> None:
+    prompts = [ids(30 * i, i) for i in range(1, 5)]
+    params = [dataclasses.replace(LONG, max_tokens=50 + 20 * i) for i in range(4)]
+    together = llms[SOME].generate(prompts, params, ratio=0.5)
+    alone = [llms[SOME].generate(p, s, ratio=0.5)[0] for p, s in zip(prompts, params, strict=True)]
+    assert [o.token_ids for o in together] == [o.token_ids for o in alone]
+    assert all(o.stats.condensations > 0 for o in alone)
+
+
+def test_leaving_at_any_moment_gives_all_back(llms: dict[Any, LLM]) -> None:
+    for count in (1, 20, 33, 50, 80):
+        stream = llms[SOME].stream([ids(60), ids(90, 1)], LONG, ratio=0.5)
+        for _ in range(count):
+            next(stream)
+        stream.close()
+        llms[SOME].cache.audit()
+
+
+def test_a_request_may_ask_for_less_but_not_for_more(llms: dict[Any, LLM], tiny_engine: Callable[..., Path]) -> None:
+    own = dataclasses.replace(LONG, decode_compression=SOME.replace(layer_budget=32))
+    (output,) = llms[SOME].generate(ids(200), own, ratio=0.0)
+    assert output.stats.condensed_rows.mean(axis=1).max() <= 32
+    with pytest.raises(ValueError, match="layer_budget: 65 is not at most 64"):
+        llms[SOME].generate(ids(9), dataclasses.replace(LONG, decode_compression=SOME.replace(layer_budget=65)))
+    with pytest.raises(ValueError, match="decode_compression: .* is not possible: the LLM was made without it"):
+        LLM(tiny_engine("llama"), cache_bytes=16 << 20).generate(ids(9), own)
+    with pytest.raises(ValueError, match="decode_compression: 0.9 is not a HardKVConfig"):
+        SamplingParams(decode_compression=0.9)  # type: ignore[arg-type]
+
+
+def test_a_short_request_reserves_nothing_more(llms: dict[Any, LLM]) -> None:
+    (output,) = llms[SOME].generate(ids(50), SamplingParams(max_tokens=20, ignore_eos=True))
+    assert output.stats.condensations == 0
+    assert output.stats.condensed_rows is None
