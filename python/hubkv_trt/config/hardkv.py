@@ -20,7 +20,7 @@ class Importance(str, Enum):
 
 @dataclass(frozen=True)
 class HardKVConfig(Config):
-    """Parameters of the cascade cache. The defaults of ``p``, ``query_window``, ``interval`` and budgets are the paper's.
+    """Parameters of the cascade cache. The paper's are the defaults of ``p``, ``query_window``, ``interval`` and budgets.
 
     The tail holds the ``recent`` last tokens and up to ``interval`` more. When it is full, the tokens before the recent
     ones join the compact segment, of which each head keeps what its last queries need.

@@ -74,7 +74,7 @@ class Cascade:
         self._seen += count
 
     def take_queries(self) -> torch.Tensor:
-        """The queries since the last compression, at most W of them, oldest first: [L, n, Hq, D], good until ``see``."""
+        """The queries since the last compression, at most W of them, oldest first: [L, n, Hq, D], until ``see``."""
         assert self._queries is not None
         queries, self._seen = self._queries[:, : self._seen], 0
         return queries

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from ..config import EngineConfig, HardKVConfig
+from ..config import EngineConfig, HardKVConfig, require
 from ..engine.directory import Engine, load_engine
 from .batch import Batch
 from .cache import Cache, CacheFullError, Segment
 from .context import CompressedContext
 from .executors.create import create_executor
-from .executors.executor import Executor
+from .executors.executor import Condenser, Executor
 from .memory import trim_heap
 from .prompts import Prompt
 from .requests import Requests
@@ -80,9 +80,11 @@ class LLM:
         self._executor: Executor
         self.cache, self._executor = create_executor(engine, cache_bytes, tail_tokens)
         self._scheduler = Scheduler(self.cache, engine.config.max_batch_size)
-        decode = decode_compression
+        decode = decode_compression or engine.config.decode_compression
         self._staging: Segment | None = None  # where a compression while decoding writes
         if decode is not None:
+            able = isinstance(self._executor, Condenser)
+            require(able, "decode_compression", decode, f"run by the backend {self.config.backend.value}: leave it out")
             self._staging = self.cache.allocate(decode.rows(self.config.model))
         self._requests = Requests(engine.config, self.tokenizer, self.cache, self._executor.prefill_bytes, decode)
         self._batch: Batch | None = None  # the running sequences as they were in the last decode step
@@ -249,6 +251,7 @@ class LLM:
             if cascade is None or tail is None or not cascade.due(sequence.tail_length):
                 continue
             assert self._staging is not None
+            assert isinstance(self._executor, Condenser)
             start = time.perf_counter()
             moved = cascade.movable(sequence.tail_length)
             rows = self._executor.condense(sequence, moved, self._staging)

@@ -25,8 +25,9 @@ class RequestStats:
         bytes_tail: the pages of the tail when the request ended.
         condensations: how often its cache was compressed while it decoded.
         condensed_rows: int64 [L, Hkv], rows of its compact segment after the last of these; None before the first.
-        seconds: ``condense``, all compression while it decoded; ``prefill`` and in it ``scorer``, ``refine``, ``select``, ``compact``; ``extend``, the pass of a
-            question over its context; ``decode``, the steps after the first token, each of which a batch shares.
+        seconds: ``prefill`` and in it ``scorer``, ``refine``, ``select``, ``compact``; ``extend``, the pass of a
+            question over its context; ``decode``, the steps after the first token, each of which a batch shares;
+            ``condense``, the compressions of its cache between these steps.
         first_token_seconds: from the request's arrival to its first token.
         decode_steps: tokens that came from steps counted in ``decode``.
         resident_bytes: of the process, after prefill.

@@ -166,7 +166,9 @@ class EagerExecutor:
         pages = []
         for page in sequence.tail.pages[: moved // P]:
             at = self._cache.page_base + page * ledger.page_bytes
-            pages.append(arena[at : at + ledger.page_bytes].view(dtype).view(m.num_layers, 2, m.num_kv_heads, P, m.head_dim))
+            pages.append(
+                arena[at : at + ledger.page_bytes].view(dtype).view(m.num_layers, 2, m.num_kv_heads, P, m.head_dim)
+            )
         tail = torch.cat(pages, 3)
         tail_pos = torch.arange(sequence.tail_start, sequence.tail_start + moved, dtype=torch.int32)
         q = c.take_queries()
@@ -180,7 +182,11 @@ class EagerExecutor:
                 v = torch.cat([seg.v_rows[off[i] : off[i + 1]], tail[l, 1, h]])
                 pos = torch.cat([seg.positions[off[i] : off[i + 1]], tail_pos])
                 g = m.group_size
-                w = (q[l, :, h * g : (h + 1) * g].reshape(-1, m.head_dim).float() @ k.float().T * m.head_dim**-0.5).softmax(-1).mean(0)
+                w = (
+                    (q[l, :, h * g : (h + 1) * g].reshape(-1, m.head_dim).float() @ k.float().T * m.head_dim**-0.5)
+                    .softmax(-1)
+                    .mean(0)
+                )
                 w[pos < c.config.sink_tokens] = torch.inf
                 order = w.argsort(descending=True, stable=True)
                 mass = w[order].clone()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -70,6 +70,17 @@ class Executor(Protocol):
         """
         ...
 
+    def sample(
+        self, logits: torch.Tensor, params: Sequence[SamplingParams], generators: Sequence[random.Random]
+    ) -> Sampled:
+        """Tokens from logits float32 [B, V] of the last pass (``runtime.sampler.sample``)."""
+        ...
+
+
+@runtime_checkable
+class Condenser(Protocol):
+    """An executor that can also compress the cache of a sequence while it decodes."""
+
     def condense(self, sequence: Request, moved: int, target: Segment) -> np.ndarray:
         """Compresses the cache of a sequence that decodes (HARD-KV): the rows of its compact segment and of the first
         ``moved`` tokens of its tail, which are whole pages, become those that its last queries need.
@@ -81,10 +92,4 @@ class Executor(Protocol):
         Returns:
             int64 [L, Hkv], the rows of each head.
         """
-        ...
-
-    def sample(
-        self, logits: torch.Tensor, params: Sequence[SamplingParams], generators: Sequence[random.Random]
-    ) -> Sampled:
-        """Tokens from logits float32 [B, V] of the last pass (``runtime.sampler.sample``)."""
         ...
