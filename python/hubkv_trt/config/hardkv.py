@@ -20,7 +20,7 @@ class Importance(str, Enum):
 
 @dataclass(frozen=True)
 class HardKVConfig(Config):
-    """Parameters of the cascade cache. The paper's are the defaults of ``p``, ``query_window``, ``interval`` and budgets.
+    """Parameters of the cascade cache. The paper's are defaults of ``p``, ``query_window``, ``interval`` and budgets.
 
     The tail holds the ``recent`` last tokens and up to ``interval`` more. When it is full, the tokens before the recent
     ones join the compact segment, of which each head keeps what its last queries need.
@@ -35,6 +35,10 @@ class HardKVConfig(Config):
         recent: tokens that are always kept, in the tail; at least ``query_window``.
         sink_tokens: the first tokens of the text are kept, too.
         importance: what orders the pairs of a head.
+        pool_kernel: pairs, odd, that ``snapkv`` looks over for the best.
+        importance_share: of the importance in ``rkv``; the rest is what sets a key apart.
+        min_rows: that a head keeps at least.
+        fill: layers keep all of ``layer_budget``, whatever ``p`` would keep: a fixed budget, spread over heads by need.
         calibrate: brings each head's distribution to the sharpness of its plain attention before ``p`` cuts it.
     """
 
@@ -46,23 +50,33 @@ class HardKVConfig(Config):
     recent: int = 64
     sink_tokens: int = 4
     importance: Importance = Importance.VANILLA
+    pool_kernel: int = 5
+    importance_share: float = 0.1
+    min_rows: int = 8
+    fill: bool = False
     calibrate: bool = True
 
     def __post_init__(self) -> None:
         ok = isinstance(self.p, (int, float)) and not isinstance(self.p, bool) and 0 < self.p <= 1
         require(ok, "p", self.p, "a number in (0, 1], the attention mass that is kept")
-        for name, least in (("query_window", 1), ("interval", 16), ("recent", 1), ("sink_tokens", 0)):
+        for name, least in (("query_window", 1), ("interval", 16), ("recent", 1), ("sink_tokens", 0), ("min_rows", 0)):
             value = getattr(self, name)
             require(type(value) is int and least <= value <= INT32_MAX, name, value, f"an integer >= {least}")
         for name in ("recent", "interval"):  # the queries that judge come after all that they judge
             value = getattr(self, name)
             require(value >= self.query_window, name, value, f"at least query_window = {self.query_window}")
         for name in ("layer_budget", "upper_budget"):
-            value, least = getattr(self, name), max(1, self.sink_tokens)
+            value, least = getattr(self, name), max(1, self.sink_tokens, self.min_rows)
             ok = value is None or (type(value) is int and least <= value <= INT32_MAX)
             require(ok, name, value, f"an integer >= {least} or null")
         require(isinstance(self.importance, Importance), "importance", self.importance, "an Importance")
-        require(type(self.calibrate) is bool, "calibrate", self.calibrate, "true or false")
+        pool, share = self.pool_kernel, self.importance_share
+        require(type(pool) is int and 1 <= pool <= 255 and pool % 2 == 1, "pool_kernel", pool, "an odd number in 1..255")
+        ok = isinstance(share, (int, float)) and not isinstance(share, bool) and 0 <= share <= 1
+        require(ok, "importance_share", share, "a number in [0, 1]")
+        for name in ("calibrate", "fill"):
+            require(type(getattr(self, name)) is bool, name, getattr(self, name), "true or false")
+        require(not self.fill or self.layer_budget is not None, "fill", self.fill, "possible without a layer_budget")
 
     @property
     def tail_tokens(self) -> int:

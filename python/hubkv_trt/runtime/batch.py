@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from .cache import Cache
+from .cascade import Cascade
 from .sequence import Sequence
 
 
@@ -78,9 +79,10 @@ class Batch:
             last = self._rows * num_new + ends
         return Tables(self._segments, self._block_table, self._tail_lengths, new_lengths, positions, last)
 
-    def watching(self, num_new: int) -> list[int]:
-        """Which of the sequences need the queries of their next ``num_new`` tokens to compress their caches."""
-        return [b for b, s in enumerate(self.sequences) if s.cascade and s.cascade.watches(int(self._ends[b]), num_new)]
+    def watching(self, num_new: int) -> list[tuple[int, Cascade]]:
+        """The sequences (b) that need the queries of their next ``num_new`` tokens to compress their caches."""
+        cascades = [(b, s.cascade) for b, s in enumerate(self.sequences) if s.cascade is not None]
+        return [(b, cascade) for b, cascade in cascades if cascade.watches(int(self._ends[b]), num_new)]
 
     def advance(self, new_lengths: torch.Tensor) -> None:
         """The new tokens (int32 [B] of each sequence) are in the tails now."""

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from ..batch import Batch
 from ..cache import Cache, Segment
 from ..memory import trim_heap
 from ..sampler import Sampled, SamplingParams, draw
+from ..sequence import Sequence
+from .condense import condense
 from .executor import Prefill
 
 MIN_ROWS_PER_ITEM = 256  # attend: less is not worth an item of its own
@@ -89,7 +92,7 @@ class EagerExecutor:
         return 0
 
     def sample(
-        self, logits: torch.Tensor, params: Sequence[SamplingParams], generators: Sequence[random.Random]
+        self, logits: torch.Tensor, params: Seq[SamplingParams], generators: Seq[random.Random]
     ) -> Sampled:
         """As ``Executor.sample``."""
         return draw(logits, params, generators)
@@ -115,8 +118,9 @@ class EagerExecutor:
         inputs = ExtendInputs(token_ids.flatten(), tables.positions, tables.last_tokens, cache, len(batch))
         watching = batch.watching(token_ids.shape[1])
         outputs = self._decoder.extend(self._ops, inputs, new_queries=bool(watching))
-        for b in watching:
-            batch.sequences[b].cascade.see(outputs.q_new[:, b, : cache.new_lengths[b]])
+        for b, cascade in watching:
+            assert outputs.q_new is not None
+            cascade.see(outputs.q_new[:, b, : cache.new_lengths[b]])
         stages.append(
             outputs.k_new,
             outputs.v_new,
@@ -130,7 +134,7 @@ class EagerExecutor:
         batch.advance(cache.new_lengths)
         return outputs.logits
 
-    def _plan(self, segments: Sequence[Segment]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _plan(self, segments: Seq[Segment]) -> tuple[torch.Tensor, torch.Tensor]:
         """The work list of attend for B segments: work int32 [L, capacity, 4], work_count int32 [L].
 
         Each segment is cut as if it were alone: how its rows are summed must not depend on what runs beside it.
@@ -157,49 +161,6 @@ class EagerExecutor:
         most = max(model.num_kv_heads, int(count.max()))  # most segments are short
         return work[:, :most].numpy(), count.numpy()
 
-    def condense(self, sequence: Any, moved: int, target: Segment) -> np.ndarray:
-        """As ``Executor.condense``."""
-        m, c, ledger = self._model, sequence.cascade, self._cache.ledger
-        P = ledger.page_tokens
-        arena = self._cache.arena
-        dtype = target.k_rows.dtype
-        pages = []
-        for page in sequence.tail.pages[: moved // P]:
-            at = self._cache.page_base + page * ledger.page_bytes
-            pages.append(
-                arena[at : at + ledger.page_bytes].view(dtype).view(m.num_layers, 2, m.num_kv_heads, P, m.head_dim)
-            )
-        tail = torch.cat(pages, 3)
-        tail_pos = torch.arange(sequence.tail_start, sequence.tail_start + moved, dtype=torch.int32)
-        q = c.take_queries()
-        seg = sequence.segment
-        off = seg.head_offsets.tolist()
-        out, n = [0], 0
-        for l in range(m.num_layers):
-            for h in range(m.num_kv_heads):
-                i = l * m.num_kv_heads + h
-                k = torch.cat([seg.k_rows[off[i] : off[i + 1]], tail[l, 0, h]])
-                v = torch.cat([seg.v_rows[off[i] : off[i + 1]], tail[l, 1, h]])
-                pos = torch.cat([seg.positions[off[i] : off[i + 1]], tail_pos])
-                g = m.group_size
-                w = (
-                    (q[l, :, h * g : (h + 1) * g].reshape(-1, m.head_dim).float() @ k.float().T * m.head_dim**-0.5)
-                    .softmax(-1)
-                    .mean(0)
-                )
-                w[pos < c.config.sink_tokens] = torch.inf
-                order = w.argsort(descending=True, stable=True)
-                mass = w[order].clone()
-                mass[mass.isinf()] = 0
-                cum = mass.cumsum(0)
-                keep = int((cum - mass < c.config.p * cum[-1]).sum()) if c.config.p < 1 else len(w)
-                keep = min(keep, (c.config.layer_budget or len(w)))
-                ix = order[:keep].sort().values
-                target.k_rows[n : n + keep] = k[ix]
-                target.v_rows[n : n + keep] = v[ix]
-                target.positions[n : n + keep] = pos[ix]
-                n += keep
-                out.append(n)
-        target.head_offsets.copy_(torch.tensor(out))
-        target.work = None
-        return np.diff(out).reshape(m.num_layers, m.num_kv_heads)
+    def condense(self, sequence: Sequence, moved: int, target: Segment) -> np.ndarray:
+        """As ``Condenser.condense``."""
+        return condense(self._model, self._cache, sequence, moved, target)
