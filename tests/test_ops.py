@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 import hubkv_trt
+from decoding_cache import decoding_cache
 from hubkv_trt import _abi, _library, _operators, ops
 from hubkv_trt._library import call, workspace_bytes
 from hubkv_trt._tensors import BoundedCache
@@ -47,6 +48,29 @@ def samples() -> dict[str, tuple]:
         "plan": (cache.arena, cache.segments, 2, 2, 20, 16),
         "attend": (q, k_new, v_new, cache.arena, cache.segments, *tail, *cache.plan(), 1, 2, *sizes, 0.0),
         "append": (*all_new, cache.arena, *tail, *sizes),
+        **decoding_samples(),
+    }
+
+
+def decoding_samples() -> dict[str, tuple]:
+    decoding = decoding_cache(row_bias=True)
+    arguments = decoding.score_arguments(decoding.queries(5, 2), "snapkv")
+    raw, transformed, *candidates = ops.score_window(*arguments)
+    calibration = (raw, transformed, *candidates, 2, 0.9, 4, 2, 40, 70, False)
+    counts, *_ = ops.calibrate_top_p(*calibration)
+    selection = (transformed, *candidates, counts, int(counts.sum()), 4)
+    indices, head_offsets = ops.select_ragged(*selection)
+    rows, cache = len(indices), decoding.cache
+    sizes = (decoding.positions.numel(), decoding.tail_tokens, decoding.tail_base, 2, cache.page_tokens)
+    outputs = (torch.zeros(rows, 64), torch.zeros(rows, 64), torch.zeros(rows, dtype=torch.int32), torch.zeros(rows))
+    return {
+        "score_window": arguments,
+        "calibrate_top_p": calibration,
+        "select_ragged": selection,
+        "rewrite_into": (
+            *(candidates[0], indices, head_offsets, *decoding.tables, *sizes, cache.page_base),
+            *outputs,
+        ),
     }
 
 
@@ -218,6 +242,12 @@ C_TYPES = {
     "hubkv_select_params": _abi.SelectParams,
     "hubkv_compact_params": _abi.CompactParams,
     "hubkv_attend_params": _abi.AttendParams,
+    "hubkv_score": ctypes.c_int32,
+    "hubkv_candidates_params": _abi.CandidatesParams,
+    "hubkv_score_window_params": _abi.ScoreWindowParams,
+    "hubkv_calibrate_top_p_params": _abi.CalibrateTopPParams,
+    "hubkv_select_ragged_params": _abi.SelectRaggedParams,
+    "hubkv_rewrite_params": _abi.RewriteParams,
 }
 
 
@@ -267,11 +297,17 @@ def test_constants_are_those_of_the_header() -> None:
             "FLOAT32",
             "FLOAT16",
             "BFLOAT16",
+            "SCORE_VANILLA",
+            "SCORE_SNAPKV",
+            "SCORE_RKV",
         )
     }
 
 
 CACHE = _abi.CacheParams(1, 1, 1, 8, _abi.FLOAT32, 16, 0, 0, 1)
+CANDIDATES = _abi.CandidatesParams(CACHE, 4, 0, 0, 4)
+SCORE = _abi.ScoreWindowParams(CANDIDATES, 1, 1, _abi.SCORE_SNAPKV, 5, 0.1, 0.0)
+CALIBRATE = _abi.CalibrateTopPParams(1, 1, 4, 0.9, 4, 0, 0, 0, 0)
 BUFFER = torch.zeros(4096, dtype=torch.uint8)
 
 
@@ -287,6 +323,12 @@ BUFFER = torch.zeros(4096, dtype=torch.uint8)
         ("plan", (None, CACHE, 16, *[BUFFER.data_ptr()] * 4)),
         ("attend", (None, _abi.AttendParams(CACHE, 1, 1, 0, 0.0, 8, 8, 8), *[BUFFER.data_ptr()] * 12, 4096)),
         ("append", (None, CACHE, 1, *[BUFFER.data_ptr()] * 6)),
+        ("score_window_workspace", (SCORE, ctypes.c_int64())),
+        ("score_window", (None, SCORE, *[BUFFER.data_ptr()] * 10, 4096)),
+        ("calibrate_top_p_workspace", (CALIBRATE, ctypes.c_int64())),
+        ("calibrate_top_p", (None, CALIBRATE, *[BUFFER.data_ptr()] * 8, 4096)),
+        ("select_ragged", (None, _abi.SelectRaggedParams(1, 4, 2, 4), *[BUFFER.data_ptr()] * 6)),
+        ("rewrite", (None, _abi.RewriteParams(CANDIDATES, 2), *[BUFFER.data_ptr()] * 10)),
     ],
 )
 @pytest.mark.skipif(ops.has_cuda(), reason="this library was built with CUDA")
@@ -306,7 +348,8 @@ def test_too_little_workspace_is_refused() -> None:
 
 
 def test_null_pointers_are_refused() -> None:
-    for name in ("refine", "select", "compact", "plan", "attend", "append"):
+    stages = ("refine", "select", "compact", "plan", "attend", "append")
+    for name in (*stages, "score_window", "calibrate_top_p", "select_ragged", "rewrite"):
         _, kinds = _abi.PROTOTYPES[f"hubkv_{name}"]
         with pytest.raises(ValueError, match="params"):
             call(f"hubkv_{name}", _abi.CPU, None, None, *[0 if k is ctypes.c_int64 else None for k in kinds[3:]])

@@ -11,6 +11,7 @@ ABI_VERSION = 1
 OK, INVALID_ARGUMENT, NOT_SUPPORTED, CUDA_ERROR, INTERNAL_ERROR = range(5)
 CPU, CUDA = range(2)
 FLOAT32, FLOAT16, BFLOAT16 = range(3)
+SCORE_VANILLA, SCORE_SNAPKV, SCORE_RKV = range(3)
 
 
 class RefineParams(ctypes.Structure):
@@ -83,6 +84,60 @@ class AttendParams(ctypes.Structure):
     ]
 
 
+class CandidatesParams(ctypes.Structure):
+    """hubkv_candidates_params"""
+
+    _fields_ = [
+        ("cache", CacheParams),
+        ("K", c_int64),
+        ("tailTokens", c_int64),
+        ("tailBase", c_int64),
+        ("sinkTokens", c_int32),
+    ]
+
+
+class ScoreWindowParams(ctypes.Structure):
+    """hubkv_score_window_params"""
+
+    _fields_ = [
+        ("candidates", CandidatesParams),
+        ("W", c_int64),
+        ("Hq", c_int64),
+        ("score", c_int32),
+        ("poolKernel", c_int32),
+        ("mix", c_float),
+        ("scale", c_float),
+    ]
+
+
+class CalibrateTopPParams(ctypes.Structure):
+    """hubkv_calibrate_top_p_params"""
+
+    _fields_ = [
+        ("L", c_int64),
+        ("Hkv", c_int64),
+        ("N", c_int64),
+        ("p", c_float),
+        ("sinkTokens", c_int32),
+        ("minRows", c_int64),
+        ("maxRows", c_int64),
+        ("layerRows", c_int64),
+        ("fill", c_int32),
+    ]
+
+
+class SelectRaggedParams(ctypes.Structure):
+    """hubkv_select_ragged_params"""
+
+    _fields_ = [("H", c_int64), ("N", c_int64), ("K", c_int64), ("sinkTokens", c_int32)]
+
+
+class RewriteParams(ctypes.Structure):
+    """hubkv_rewrite_params"""
+
+    _fields_ = [("candidates", CandidatesParams), ("newRows", c_int64)]
+
+
 _DEVICE_AND_STREAM = (c_int32, c_void_p)
 _WORKSPACE = (c_void_p, c_int64)
 _BYTES = (POINTER(c_int64),)
@@ -105,5 +160,17 @@ PROTOTYPES: dict[str, tuple[type, tuple[type, ...]]] = {
     "hubkv_attend_workspace": (c_int32, (c_int32, POINTER(AttendParams), *_BYTES)),
     "hubkv_attend": (c_int32, (*_DEVICE_AND_STREAM, POINTER(AttendParams), *(c_void_p,) * 11, *_WORKSPACE)),
     "hubkv_append": (c_int32, (*_DEVICE_AND_STREAM, POINTER(CacheParams), c_int64, *(c_void_p,) * 6)),
+    "hubkv_score_window_workspace": (c_int32, (c_int32, POINTER(ScoreWindowParams), *_BYTES)),
+    "hubkv_score_window": (
+        c_int32,
+        (*_DEVICE_AND_STREAM, POINTER(ScoreWindowParams), *(c_void_p,) * 9, *_WORKSPACE),
+    ),
+    "hubkv_calibrate_top_p_workspace": (c_int32, (c_int32, POINTER(CalibrateTopPParams), *_BYTES)),
+    "hubkv_calibrate_top_p": (
+        c_int32,
+        (*_DEVICE_AND_STREAM, POINTER(CalibrateTopPParams), *(c_void_p,) * 7, *_WORKSPACE),
+    ),
+    "hubkv_select_ragged": (c_int32, (*_DEVICE_AND_STREAM, POINTER(SelectRaggedParams), *(c_void_p,) * 6)),
+    "hubkv_rewrite": (c_int32, (*_DEVICE_AND_STREAM, POINTER(RewriteParams), *(c_void_p,) * 10)),
 }
 """Function -> result and arguments. Pointers to data are addresses: one call serves host and device memory."""

@@ -23,8 +23,16 @@ _TYPES = {
     "Sequence[Tensor]": "Tensor[]",
     "int": "SymInt",
     "float": "float",
+    "bool": "bool",
+    "str": "str",
 }
-_RESULTS = {"Tensor": "Tensor", "tuple[Tensor, Tensor]": "(Tensor, Tensor)", "None": "()"}
+_RESULTS = {
+    "Tensor": "Tensor",
+    "tuple[Tensor, Tensor]": "(Tensor, Tensor)",
+    "tuple[Tensor, Tensor, Tensor]": "(Tensor, Tensor, Tensor)",
+    "tuple[Tensor, Tensor, Tensor, Tensor]": "(Tensor, Tensor, Tensor, Tensor)",
+    "None": "()",
+}
 
 
 def _schema(stage: Callable[..., Any], writes: Sequence[str]) -> str:
@@ -33,7 +41,7 @@ def _schema(stage: Callable[..., Any], writes: Sequence[str]) -> str:
     for name, parameter in signature.parameters.items():
         kind = _TYPES[parameter.annotation]
         if name in writes:
-            kind = f"{kind}({'abc'[writes.index(name)]}!)"
+            kind = kind.replace("Tensor", f"Tensor({'abcd'[writes.index(name)]}!)")
         parameters.append(f"{kind} {name}")
     return f"{stage.__name__}({', '.join(parameters)}) -> {_RESULTS[signature.return_annotation]}"
 

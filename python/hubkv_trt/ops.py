@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The six stages as torch operators, ``torch.ops.hubkv.*``, and as typed functions of the same names.
+"""The stages as torch operators, ``torch.ops.hubkv.*``, and as typed functions of the same names.
 
 Letters: B sequences, T prompt tokens, Tq new tokens, L layers, Hq query heads, Hkv KV heads, D head dim, K kept rows,
 P tokens per tail page. Exact semantics: ``include/hubkv/hubkv.h``. Tensors are on the CPU or on one CUDA device and
@@ -21,6 +21,7 @@ from torch import Tensor
 from ._library import cpu_isa, has_cuda, num_threads, set_num_threads, version
 from ._operators import LIBRARY
 from ._stages_cache import append, attend, plan
+from ._stages_decode import calibrate_top_p, rewrite_into, score_window, select_ragged
 from ._stages_prefill import compact, compact_into, refine, select
 
 __all__ = [
@@ -31,6 +32,10 @@ __all__ = [
     "plan",
     "attend",
     "append",
+    "score_window",
+    "calibrate_top_p",
+    "select_ragged",
+    "rewrite_into",
     "cpu_isa",
     "has_cuda",
     "num_threads",
@@ -90,5 +95,55 @@ def _(q: Tensor, *tables: object) -> Tensor:
 
 
 @torch.library.register_fake("hubkv::append", lib=LIBRARY)
+def _(*tensors: object) -> None:
+    _same_device(*tensors)
+
+
+@torch.library.register_fake("hubkv::score_window", lib=LIBRARY)
+def _(
+    q: Tensor,
+    positions: Tensor,
+    arena: Tensor,
+    segments: Tensor,
+    block_table: Tensor,
+    tail_tokens: int,
+    tail_base: int,
+    num_kv_heads: int,
+    *others: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _same_device(q, positions, arena, segments, block_table)
+    heads = q.shape[0] * num_kv_heads
+    size = (positions.shape[0] + heads * tail_tokens,)
+    return (
+        q.new_empty(size, dtype=torch.float32),
+        q.new_empty(size, dtype=torch.float32),
+        q.new_empty(size, dtype=torch.int32),
+        q.new_empty((heads + 1,), dtype=torch.int64),
+    )
+
+
+@torch.library.register_fake("hubkv::calibrate_top_p", lib=LIBRARY)
+def _(
+    raw: Tensor, transformed: Tensor, candidate_positions: Tensor, candidate_offsets: Tensor, *others: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    _same_device(raw, transformed, candidate_positions, candidate_offsets)
+    heads = (candidate_offsets.shape[0] - 1,)
+    return raw.new_empty(heads, dtype=torch.int32), raw.new_empty(heads), torch.empty_like(raw)
+
+
+@torch.library.register_fake("hubkv::select_ragged", lib=LIBRARY)
+def _(
+    scores: Tensor,
+    candidate_positions: Tensor,
+    candidate_offsets: Tensor,
+    counts: Tensor,
+    num_rows: int,
+    sink_tokens: int,
+) -> tuple[Tensor, Tensor]:
+    _same_device(scores, candidate_positions, candidate_offsets, counts)
+    return scores.new_empty((num_rows,), dtype=torch.int32), torch.empty_like(candidate_offsets)
+
+
+@torch.library.register_fake("hubkv::rewrite_into", lib=LIBRARY)
 def _(*tensors: object) -> None:
     _same_device(*tensors)

@@ -1,7 +1,8 @@
 /*
  * SPDX-License-Identifier: Apache-2.0
  *
- * The C ABI of libhubkv: the six stages that shrink a KV cache and attend over what is left.
+ * The C ABI of libhubkv: the stages that shrink a KV cache, after the prompt and while decoding, and attend over what is
+ * left.
  *
  * Letters used in every shape (docs/architecture.md has the whole alphabet):
  *   B sequences   T prompt tokens   Tq new tokens   L layers   Hq query heads   Hkv kv heads   G = Hq / Hkv
@@ -259,6 +260,166 @@ HUBKV_API hubkv_status hubkv_append(hubkv_device device, void* stream, hubkv_cac
     int32_t const* blockTable,  /* [B, maxPages] */
     int32_t const* tailLengths, /* [B] before this call */
     int32_t const* newLengths); /* [B] or null */
+
+/* ---- while decoding: the candidates of a compression ----------------------------------------------------------------
+ *
+ * The stages below compress one sequence again while it decodes (HARD-KV, arXiv 2606.28831). The candidates of a layer and
+ * kv head are the n rows that may be dropped, numbered in this order:
+ *   its compact rows, row r at position positions[r] of the text; then
+ *   tail tokens 0..tailTokens-1, token t at position tailBase + t.
+ * Arrays over all candidates are ragged and packed: head number h = layer * Hkv + kv head has the entries
+ * candidateOffsets[h] .. candidateOffsets[h+1]-1, where candidateOffsets[h] = head_offsets[h] + h * tailTokens; there are
+ * N = K + L * Hkv * tailTokens. Candidates at positions below sinkTokens are protected: they are always kept.
+ */
+typedef struct
+{
+    hubkv_cache_params cache; /* B = 1 */
+    int64_t K;                /* rows of the compact segment, 0 where there is none */
+    int64_t tailTokens;       /* 0..maxPages * P */
+    int64_t tailBase;         /* position of tail token 0; tailBase + tailTokens <= 2^31 - 1 */
+    int32_t sinkTokens;       /* >= 0 */
+} hubkv_candidates_params;
+
+/* ---- score_window: the last queries against the candidates' keys ---------------------------------------------------
+ *
+ * With the last W queries of every layer (RoPE applied, at positions behind all candidates), for each head of n candidates:
+ *   importance_i = mean over the W * G queries of softmax_i(scale * q . k_i + row_bias_i), a softmax over the n candidates
+ *   raw_i = log(importance_i), so that softmax(raw) is the importance
+ *   transformed_i, by `score`:
+ *     vanilla  raw_i
+ *     snapkv   max of raw_j over the poolKernel candidates around i, |j - i| <= (poolKernel - 1) / 2; protected candidates
+ *              neither pool nor are pooled (SnapKV, arXiv 2404.14469, pools the attention weights: the logarithm of that)
+ *     rkv      log(1e-10 + (s_i - min s) / sum over j of (s_j - min s)), s_i = mix * importance_i - (1 - mix) * redundancy_i,
+ *              redundancy = softmax_i(mean over j != i of cosine(k_i, k_j)) (R-KV, arXiv 2505.24133, whose exemption of the
+ *              latest of several alike keys is left out: it needs all pairs, the mean only the sum of the unit keys)
+ * A candidate whose row is not in the arena has raw = -inf. Neighbours are those in the list of candidates, whatever lies
+ * between their positions.
+ */
+typedef enum
+{
+    HUBKV_SCORE_VANILLA = 0,
+    HUBKV_SCORE_SNAPKV = 1,
+    HUBKV_SCORE_RKV = 2
+} hubkv_score;
+
+typedef struct
+{
+    hubkv_candidates_params candidates;
+    int64_t W;  /* queries of each query head, 1..256 */
+    int64_t Hq; /* G = Hq / Hkv in 1..16 */
+    hubkv_score score;
+    int32_t poolKernel; /* odd, 1..255 */
+    float mix;          /* in [0, 1] */
+    float scale;        /* 0 means 1 / sqrt(D) */
+} hubkv_score_window_params;
+
+HUBKV_API hubkv_status hubkv_score_window_workspace(
+    hubkv_device device, hubkv_score_window_params const* params, int64_t* bytes);
+HUBKV_API hubkv_status hubkv_score_window(hubkv_device device, void* stream, hubkv_score_window_params const* params,
+    void const* q,               /* [L, W, Hq, D] */
+    int32_t const* positions,    /* [K] of the compact rows */
+    int64_t const* arena,        /* [2] */
+    int64_t const* segments,     /* [1, 4] */
+    int32_t const* blockTable,   /* [1, maxPages] */
+    float* raw,                  /* [N] */
+    float* transformed,          /* [N] */
+    int32_t* candidatePositions, /* [N] */
+    int64_t* candidateOffsets,   /* [L*Hkv + 1] */
+    void* workspace, int64_t workspaceBytes);
+
+/* ---- calibrate_top_p: how many candidates each head keeps ------------------------------------------------------------
+ *
+ * Candidates of a head rank: protected ones first, by index; then by value, of equal ones the lower index first; NaN counts
+ * as -inf, -0 as +0, +inf as the largest finite number.
+ *   weight_i(v, tau) = floor(2^31 * exp((v_i - max v) / tau)), 0 where v_i = -inf
+ *   top(v, tau)      = the least number of first ranked candidates, no less than the protected ones, whose weights sum to
+ *                      ceil(p * sum of all weights) or more
+ *   n*  = top(raw, 1)
+ *   tau = the temperature at which the n* first by `transformed` hold mass p: 1 if accepted, else bisected geometrically
+ *         between 2^-10 and 2^10, at most 40 times. Accepted is a tau where top(transformed, tau) = n*, or where the mass is
+ *         in [p, p + 0.01]. Where none is, the largest tau tried whose mass is >= p, or 2^-10.
+ *   n_h = top(transformed, tau), no less than minRows, no more than maxRows (0: no bound), never less than the protected
+ * p = 1 keeps all: tau = 1, n_h = n before maxRows.
+ *   calibrated_i = weight_i(transformed, tau) / sum of all weights, a float64 quotient rounded once
+ * Where the n_h of a layer sum to more than layerRows (0: no bound), or `fill` asks for exactly that many (n_h is then n
+ * before maxRows), the layer keeps the layerRows candidates with the largest `calibrated` out of those: one threshold for its
+ * heads, which loses the least calibrated mass. Of equal ones the lower head first. Each head keeps its first
+ * min(n_h, max(protected, minRows)) in any case, also where these are more than layerRows.
+ * The order within a head never changes: the n_h first ranked are kept.
+ *
+ * Sums are of integers: their order changes nothing, every backend gives the same bits. exp is a fixed sequence of float64
+ * operations (calibrate_top_p/weight.h).
+ */
+typedef struct
+{
+    int64_t L;
+    int64_t Hkv;
+    int64_t N;          /* candidates of all heads, <= 2^31 - 1 */
+    float p;            /* in (0, 1] */
+    int32_t sinkTokens; /* >= 0 */
+    int64_t minRows;    /* of a head, >= 0 */
+    int64_t maxRows;    /* of a head, 0: no bound */
+    int64_t layerRows;  /* of all heads of a layer together, 0: no bound */
+    int32_t fill;       /* 0 or 1 */
+} hubkv_calibrate_top_p_params;
+
+HUBKV_API hubkv_status hubkv_calibrate_top_p_workspace(
+    hubkv_device device, hubkv_calibrate_top_p_params const* params, int64_t* bytes);
+HUBKV_API hubkv_status hubkv_calibrate_top_p(hubkv_device device, void* stream,
+    hubkv_calibrate_top_p_params const* params, float const* raw, /* [N] */
+    float const* transformed,                                     /* [N] */
+    int32_t const* candidatePositions,                            /* [N] */
+    int64_t const* candidateOffsets,                              /* [L*Hkv + 1] */
+    int32_t* counts,                                              /* [L*Hkv] n_h */
+    float* temperature,                                           /* [L*Hkv] tau */
+    float* calibrated,                                            /* [N] */
+    void* workspace, int64_t workspaceBytes);
+
+/* ---- select_ragged: the first ranked candidates of every head ------------------------------------------------------
+ *
+ * Keeps the counts[h] first of head h, ranked as above by `scores`; their numbers within the head ascend. What counts ask for
+ * beyond a head's candidates, or beyond K rows in all, is left out; indices past the last row are -1.
+ */
+typedef struct
+{
+    int64_t H;          /* heads of all layers */
+    int64_t N;          /* <= 2^31 - 1 */
+    int64_t K;          /* rows to keep, the sum of counts, <= N */
+    int32_t sinkTokens; /* >= 0 */
+} hubkv_select_ragged_params;
+
+HUBKV_API hubkv_status hubkv_select_ragged(hubkv_device device, void* stream, hubkv_select_ragged_params const* params,
+    float const* scores,               /* [N] */
+    int32_t const* candidatePositions, /* [N] */
+    int64_t const* candidateOffsets,   /* [H + 1] */
+    int32_t const* counts,             /* [H] */
+    int32_t* indices,                  /* [K] */
+    int64_t* headOffsets);             /* [H + 1] */
+
+/* ---- rewrite: the kept candidates together, as a new compact segment ------------------------------------------------
+ *
+ * Row r of the new segment is candidate indices[r] of head h, for headOffsets[h] <= r < headOffsets[h+1]; bytes of keys and
+ * values are not changed, row_bias is the row's (0 for tail tokens and where the segment has none). An index outside a head's
+ * candidates or a row that is not in the arena gives a row of zeros with position 0 and bias -inf, which attend gives no
+ * weight; an offset outside 0..newRows no row. The new segment must not overlap the old one.
+ */
+typedef struct
+{
+    hubkv_candidates_params candidates;
+    int64_t newRows;
+} hubkv_rewrite_params;
+
+HUBKV_API hubkv_status hubkv_rewrite(hubkv_device device, void* stream, hubkv_rewrite_params const* params,
+    int32_t const* candidatePositions, /* [N] */
+    int32_t const* indices,            /* [newRows] */
+    int64_t const* headOffsets,        /* [L*Hkv + 1] */
+    int64_t const* arena,              /* [2] */
+    int64_t const* segments,           /* [1, 4] */
+    int32_t const* blockTable,         /* [1, maxPages] */
+    void* kRows,                       /* [newRows, D] */
+    void* vRows,                       /* [newRows, D] */
+    int32_t* newPositions,             /* [newRows] */
+    float* rowBias);                   /* [newRows] or null */
 
 #ifdef __cplusplus
 }

@@ -6,9 +6,25 @@ Names and argument order are those of :mod:`hubkv_trt.ops`. NumPy has no bfloat1
 
 from .append import append
 from .attend import attend
+from .calibrate_top_p import calibrate_top_p
 from .compact import compact, compact_into
 from .plan import plan
 from .refine import refine
+from .rewrite import rewrite_into
+from .score_window import score_window
 from .select import select
+from .select_ragged import select_ragged
 
-__all__ = ["refine", "select", "compact", "compact_into", "plan", "attend", "append"]
+__all__ = [
+    "refine",
+    "select",
+    "compact",
+    "compact_into",
+    "plan",
+    "attend",
+    "append",
+    "score_window",
+    "calibrate_top_p",
+    "select_ragged",
+    "rewrite_into",
+]

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// score_window: the last queries against the keys of the candidates. hubkv.h has the semantics.
+#pragma once
+
+#include "common/candidates.h"
+#include "common/workspace.h"
+#include "hubkv/hubkv.h"
+
+#include <cstdint>
+
+namespace hubkv
+{
+
+constexpr int64_t kSCORE_QUERIES = 32;    // W * G is padded to a multiple of this
+constexpr int64_t kSCORE_ROWS = 64;       // candidates that are scored together
+constexpr float kSMALLEST_SHARE = 1e-10F; // added to a share of the rkv score before its logarithm
+
+//! The arrays of one hubkv_score_window call, as hubkv.h describes them.
+struct ScoreArrays
+{
+    void const* q;
+    int32_t const* positions;
+    int64_t const* arena;
+    int64_t const* segments;
+    int32_t const* blockTable;
+    float* raw;
+    float* transformed;
+    int32_t* candidatePositions;
+    int64_t* candidateOffsets;
+};
+
+//! Scratch of the host: per head its queries, side by side, and what is known of their softmax.
+struct ScoreWorkspace
+{
+    explicit ScoreWorkspace(hubkv_score_window_params const& params);
+
+    int64_t queries;              // W * G, padded
+    WorkspaceArray<float> packed; // [L*Hkv, queries / width, D, width]
+    WorkspaceArray<float> maxima; // [L*Hkv, queries]
+    WorkspaceArray<float> sums;   // [L*Hkv, queries]
+    int64_t bytes;
+};
+
+//! The importance of one head's candidates.
+struct ScoreHead
+{
+    HeadCandidates const& candidates;
+    void const* q; // query 0 of the window, first query head of the kv head
+    int64_t W;
+    int64_t G;
+    int64_t tokenStride; // elements
+    int64_t D;
+    float scale; // in units of log 2
+    float* packed;
+    float* maxima;
+    float* sums;
+    float* importance; // [count]
+};
+
+//! The kernels of one instruction set and element type.
+struct ScoreKernels
+{
+    void (*importance)(ScoreHead const& head);
+    //! to [D] = the row.
+    void (*widen)(char const* from, int64_t D, float* to);
+};
+
+ScoreKernels scoreKernelsScalar(hubkv_dtype dtype);
+#if HUBKV_X86
+ScoreKernels scoreKernelsAvx2(hubkv_dtype dtype);
+ScoreKernels scoreKernelsAvx512(hubkv_dtype dtype);
+#endif
+
+//! Arguments as in hubkv_score_window, checked; what the tables hold is not.
+void scoreWindowHost(hubkv_score_window_params const& params, ScoreArrays const& arrays, void* workspace);
+
+//! The same on a GPU: enqueued on `stream`, all data in device memory.
+int64_t scoreWindowCudaWorkspace(hubkv_score_window_params const& params);
+void scoreWindowCuda(void* stream, hubkv_score_window_params const& params, ScoreArrays const& arrays, void* workspace);
+
+} // namespace hubkv
