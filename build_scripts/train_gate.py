@@ -12,6 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from hubkv_trt.config import DType
 from hubkv_trt.training.train import TrainJob, set_threads, train_gate
 from hubkv_trt.training.trainer import TrainOptions
 
@@ -33,6 +34,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
                    help="contexts to measure on instead of training (%(default)s)")  # fmt: skip
     p.add_argument("--facts", type=float, default=job.facts, metavar="FRACTION",
                    help="contexts that get made-up facts between their lines (%(default)s)")  # fmt: skip
+    p.add_argument("--teacher-dtype", choices=["float32", "bfloat16"], default=job.teacher_dtype.value,
+                   help="bfloat16: faster where processors have it, nearly the same ranks (%(default)s)")  # fmt: skip
     p.add_argument("--steps", type=int, default=train.steps, help="training steps at most (%(default)s)")
     p.add_argument("--minutes", type=float, help="minutes of training at most, scoring not counted (no limit)")
     p.add_argument("--patience", type=int, default=train.patience,
@@ -54,7 +57,8 @@ def main(argv: list[str] | None = None) -> int:
         options = TrainOptions(steps=a.steps, minutes=a.minutes, patience=a.patience, seed=a.seed)
         job = TrainJob(
             texts=a.texts, output=a.output, model=a.model, work=a.work, tokens=a.tokens,
-            context_tokens=a.context_tokens, held_out=a.held_out, facts=a.facts, resume=a.resume, train=options,
+            context_tokens=a.context_tokens, held_out=a.held_out, facts=a.facts, resume=a.resume,
+            teacher_dtype=DType(a.teacher_dtype), train=options,
         )  # fmt: skip
         result = train_gate(job, progress=not a.quiet)
     except ValueError as error:

@@ -63,10 +63,10 @@ def logits_of(llm: LLM, prompts: list[list[int]], ratios: list[float]) -> list[t
     seen: dict[int, list[torch.Tensor]] = {}
     drawn = llm._executor.sample
 
-    def watched(logits: torch.Tensor, params: list[SamplingParams], generators: list[object]) -> object:
+    def watched(logits: torch.Tensor, params: list[SamplingParams], *rest: object) -> object:
         for row, p in zip(logits, params, strict=True):
             seen.setdefault(id(p), []).append(row.clone())
-        return drawn(logits, params, generators)  # type: ignore[arg-type]
+        return drawn(logits, params, *rest)  # type: ignore[arg-type]
 
     params = [SamplingParams(max_tokens=12 - i, ignore_eos=True) for i in range(len(prompts))]
     llm._executor.sample = watched  # type: ignore[method-assign, assignment]

@@ -90,6 +90,7 @@ def test_help(command: str, hubkv: Any) -> None:
         ("generate", "--document", "x.txt", "--question", "who?", "--prompt", "p"),
         ("generate", "--prompt", "a", "--prompt", "b", "--stream"),
         ("generate", "--prompt", "a", "--ratio", "1.5"),
+        ("generate", "--prompt", "a", "--log-probs"),
         ("bench", "--lengths", "0"),
         ("bench", "--lengths", ""),
         ("bench", "--ratios", "0,1"),
@@ -259,6 +260,25 @@ def test_generate_prints_what_the_runtime_gives(
     assert out == "".join(f"== {q}\n{a}\n" for q, a in zip(questions, answers, strict=True))
     assert err.count("[document]") == 1
     assert err.count("[question]") == 2
+
+
+def test_generate_passes_every_parameter_on(hubkv: Any, tiny_engine: Make) -> None:
+    engine, prompt = tiny_engine("llama"), "The first prompt is this one."
+    asked: dict[str, Any] = {
+        "max_tokens": 12, "min_tokens": 12, "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "seed": 5,
+        "repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1,
+    }  # fmt: skip
+    words = [word for name, value in asked.items() for word in ("--" + name.replace("_", "-"), value)]
+    words += ["--bad-word", "e", "--bad-word", "th", "--stop", "zq", "--json", "--log-probs"]
+    status, out, _ = hubkv("generate", "--engine", engine, "--no-chat", "--prompt", prompt, *words)
+    params = SamplingParams(bad_words=("e", "th"), stop=("zq",), return_log_probs=True, **asked)
+    unchanged = {name for name, value in vars(SamplingParams()).items() if getattr(params, name) == value}
+    assert unchanged == {"stop_token_ids", "ignore_eos"}
+    (output,) = LLM(engine).generate(prompt, params)
+    assert status == 0
+    result = json.loads(out)
+    for name in ("text", "token_ids", "finish_reason", "output_log_probs", "cum_log_probs"):
+        assert result[name] == getattr(output, name)
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,35 @@ def test_without_compression_greedy_tokens_are_those_of_transformers(demo: LLM, 
     assert outputs[-1].token_ids == wanted[0, len(ids) :].tolist()
 
 
+def test_penalized_greedy_tokens_are_those_of_transformers(demo: LLM, demo_reference: Any, text_ids: list[int]) -> None:
+    """With words that the model would say ruled out, and log probabilities of the model's own logits."""
+    prompt = text_ids[:120]
+    (free,) = demo.generate(prompt, SamplingParams(max_tokens=24), ratio=0.0)
+    bad = free.text.split()[:2]
+    params = SamplingParams(
+        max_tokens=24, min_tokens=24, repetition_penalty=1.2, bad_words=tuple(bad), return_log_probs=True
+    )
+    (output,) = demo.generate(prompt, params, ratio=0.0)
+    assert all(word in free.text and word not in output.text for word in bad)
+    with torch.no_grad():
+        inputs = torch.tensor([prompt])
+        wanted = demo_reference.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=24,
+            min_new_tokens=24,
+            do_sample=False,
+            repetition_penalty=1.2,
+            bad_words_ids=[demo.tokenizer(text)["input_ids"] for word in bad for text in (word, " " + word)],
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    assert output.token_ids == wanted.sequences[0, len(prompt) :].tolist()
+    log_probs = torch.stack(wanted.logits)[:, 0].log_softmax(-1)[torch.arange(24), output.token_ids]
+    torch.testing.assert_close(torch.tensor(output.output_log_probs), log_probs, rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize("ratio", [0.5, 0.9])
 def test_compressed_logits_equal_a_masked_forward(
     demo: LLM, demo_reference: Any, text_ids: list[int], ratio: float

@@ -149,6 +149,23 @@ def test_rows_that_cannot_be_sampled_are_told_apart() -> None:
         ("stop", ("",)),
         ("stop", (3,)),
         ("stop_token_ids", (-1,)),
+        ("bad_words", ("a", "")),
+        ("bad_words", 3 * (b"x",)),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("min_p", math.nan),
+        ("min_tokens", -1),
+        ("min_tokens", 257),  # more than max_tokens
+        ("min_tokens", 1.0),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", -1.0),
+        ("repetition_penalty", 1e-40),
+        ("repetition_penalty", math.inf),
+        ("presence_penalty", math.nan),
+        ("presence_penalty", -1e39),
+        ("frequency_penalty", math.inf),
+        ("frequency_penalty", "1"),
+        ("return_log_probs", 1),
     ],
 )
 def test_bad_parameters_are_named(field: str, value: object) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from hubkv_trt.config import DType, ModelConfig
 from hubkv_trt.graph.eager import EagerOps
@@ -232,6 +233,13 @@ def test_script_trains_a_gate_for_a_tiny_model(
     assert all(torch.equal(t, again.tensors[n]) for n, t in first.tensors.items())
     assert (work / "loss.csv").read_text().startswith("step,train,held_out\n0,")
     assert not list(work.glob("*.tmp"))
+
+    exact = [load_file(path)["scores"] for path in sorted(work.glob("context-*"))]
+    assert script().main([*arguments, "--teacher-dtype", "bfloat16"]) == 0  # another teacher: scored anew
+    for before, path in zip(exact, sorted(work.glob("context-*")), strict=True):
+        scores = load_file(path)["scores"]
+        assert not torch.equal(scores, before)
+        assert spearman(scores, before) > 0.97
 
 
 @pytest.mark.parametrize(

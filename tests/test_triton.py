@@ -8,12 +8,13 @@ import queue
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hubkv_trt.cli import main
 from hubkv_trt.runtime.llm import LLM, RequestOutput, SamplingParams
 from hubkv_trt.serving.client import HubKVClient, ServerError
-from triton_cases import CASES, LONG, PROMPT, check, grown, post
+from triton_cases import CASES, LONG, MANY, PROMPT, check, grown, post
 from triton_site import CACHE_BYTES, SECONDS, TritonSite
 
 
@@ -44,6 +45,12 @@ def test_cases_differ(expected: dict[str, RequestOutput]) -> None:
     assert expected["stop_words"].text
     assert expected["stop_words"].finish_reason == "stop"
     assert expected["end_id"].token_ids[-1] == 70
+    assert len(expected["penalties"].output_log_probs or []) == 30
+    assert expected["penalties"].text[:20] != expected["plain"].text[:20]
+    assert len(expected["bad_words"].token_ids) >= 30
+    assert "e" not in expected["bad_words"].text
+    assert 20 < len(expected["min_tokens"].token_ids) < 60
+    assert set(expected["min_tokens"].text) & set(MANY)  # among the first 20
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -53,15 +60,31 @@ def test_grpc_stream(client: HubKVClient, expected: dict[str, RequestOutput], na
     assert len(pieces) > 1 or not expected[name].text
 
 
-@pytest.mark.parametrize("name", ["plain", "stop_words"])
+@pytest.mark.parametrize("name", ["plain", "min_tokens"])
 def test_grpc_without_stream(client: HubKVClient, expected: dict[str, RequestOutput], name: str) -> None:
     check([client.generate(PROMPT, **CASES[name][0])], expected[name])
 
 
-@pytest.mark.parametrize("name", ["drawn", "end_id"])
+@pytest.mark.parametrize("name", ["drawn", "penalties"])
 def test_grpc_unary(triton: TritonSite, expected: dict[str, RequestOutput], name: str) -> None:
     with HubKVClient(triton.server.grpc, "hubkv_unary", timeout=SECONDS) as client:
         check([client.infer(PROMPT, **CASES[name][0])], expected[name])
+
+
+def test_log_probs_have_the_shapes_of_the_ensemble(triton: TritonSite, expected: dict[str, RequestOutput]) -> None:
+    import tritonclient.grpc as grpc
+
+    with grpc.InferenceServerClient(triton.server.grpc) as client, HubKVClient(triton.server.grpc) as maker:
+        tensors = maker._tensors({"text_input": PROMPT, **CASES["penalties"][0]})
+        result = client.infer("hubkv_unary", tensors, client_timeout=SECONDS)
+    output = expected["penalties"]
+    assert result.as_numpy("output_log_probs").shape == (1, 1, len(output.token_ids))
+    assert result.as_numpy("cum_log_probs").shape == (1, 1)
+    assert {result.as_numpy(name).dtype for name in ("output_log_probs", "cum_log_probs")} == {np.dtype(np.float32)}
+    body = {"text_input": PROMPT, **CASES["penalties"][0]}
+    answer = json.loads(post(triton.url("hubkv", "generate"), body))
+    assert answer["output_log_probs"] == pytest.approx(output.output_log_probs, rel=1e-6)
+    assert answer["cum_log_probs"] == pytest.approx(output.cum_log_probs, rel=1e-6)
 
 
 @pytest.mark.parametrize("model", ["hubkv", "hubkv_unary"])
@@ -216,7 +239,9 @@ def test_metrics(triton: TritonSite, client: HubKVClient, llm: LLM, expected: di
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_command(triton: TritonSite, expected: dict[str, RequestOutput], capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(
+    triton: TritonSite, llm: LLM, expected: dict[str, RequestOutput], capsys: pytest.CaptureFixture[str]
+) -> None:
     server = ["client", "--url", triton.server.grpc, "--timeout", str(SECONDS)]
     options = ["--prompt", PROMPT, "--max-tokens", "12", "--ratio", "0.9", "--stats"]
     for more in ([], ["--no-stream"]):
@@ -224,6 +249,19 @@ def test_command(triton: TritonSite, expected: dict[str, RequestOutput], capsys:
         printed = capsys.readouterr()
         assert (status, printed.out) == (0, expected["small"].text + "\n")
         assert json.loads(printed.err)["kv_bytes"] == expected["small"].stats.bytes_kept
+    asked = ["--prompt", PROMPT, "--max-tokens", "30", "--min-tokens", "30", "--log-probs"]
+    asked += ["--repetition-penalty", "1.3"]
+    asked += ["--presence-penalty", "0.4", "--frequency-penalty", "0.2", "--bad-word", "zq", "--stop", "qz"]
+    (output,) = llm.generate(
+        PROMPT,
+        SamplingParams(max_tokens=30, min_tokens=30, repetition_penalty=1.3, presence_penalty=0.4,
+                       frequency_penalty=0.2, bad_words=("zq",), stop=("qz",), return_log_probs=True),
+    )  # fmt: skip
+    for more in ([], ["--no-stream"]):
+        assert main([*server, *asked, *more]) == 0
+        printed = capsys.readouterr()
+        assert printed.out == output.text + "\n"
+        assert json.loads(printed.err)["output_log_probs"] == output.output_log_probs
     assert main([*server, "--prompt", PROMPT, "--top-p", "7"]) == 1
     assert capsys.readouterr().err.startswith("hubkv: error: top_p: 7.0 is not")
 

@@ -7,11 +7,14 @@ import json
 import urllib.request
 from typing import Any
 
+import pytest
+
 from hubkv_trt.runtime.llm import RequestOutput
 from hubkv_trt.serving.client import Piece
 from triton_site import SECONDS
 
 PROMPT = "A hub keeps what its neighbours repeat. " * 6
+MANY = list("eEaAtTiInNsS1234!?,.")
 LONG = {"max_tokens": 700, "end_id": -1}  # seconds of decoding
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], float | None]] = {
@@ -40,10 +43,29 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], float | None]] = {
         {"max_tokens": 300, "temperature": 1.5, "seed": 5, "stop_token_ids": (70,), "ignore_eos": True},
         None,
     ),
+    "penalties": (
+        {"max_tokens": 30, "repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2,
+         "return_log_probs": True, "end_id": -1},
+        {"max_tokens": 30, "repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2,
+         "return_log_probs": True, "ignore_eos": True},
+        None,
+    ),
+    "bad_words": (
+        {"max_tokens": 40, "temperature": 1.5, "seed": 3, "bad_words": ["e", "", "t h"], "min_length": 30},
+        {"max_tokens": 40, "temperature": 1.5, "seed": 3, "bad_words": ("e", "t h"), "min_tokens": 30},
+        None,
+    ),
+    "min_tokens": (
+        {"max_tokens": 60, "min_p": 0.02, "seed": 5, "stop_words": MANY, "min_tokens": 20,
+         "hubkv_ratio": 0.5, "return_log_probs": True},
+        {"max_tokens": 60, "min_p": 0.02, "temperature": 1.0, "seed": 5, "stop": tuple(MANY), "min_tokens": 20,
+         "return_log_probs": True},
+        0.5,
+    ),
     # what clients of TensorRT-LLM's models send although it asks for nothing
     "neutral": (
         {"max_tokens": 5, "bad_words": [""], "stop_words": [""], "beam_width": 1, "length_penalty": 1.0, "pad_id": 2,
-         "repetition_penalty": 1.0, "presence_penalty": 0.0, "min_length": 1, "return_log_probs": False,
+         "repetition_penalty": 1.0, "presence_penalty": 0.0, "min_length": 0, "return_log_probs": False,
          "return_context_logits": False, "num_return_sequences": 1, "exclude_input_in_output": True},
         {"max_tokens": 5},
         None,
@@ -56,7 +78,12 @@ def check(pieces: list[Piece], output: RequestOutput) -> None:
     assert "".join(piece.text for piece in pieces) == output.text
     assert [piece.final for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     stats = output.stats
-    assert pieces[-1].figures == {
+    figures = dict(pieces[-1].figures)
+    if output.output_log_probs is not None:
+        assert [p for piece in pieces for p in piece.figures["output_log_probs"]] == output.output_log_probs
+        assert figures.pop("cum_log_probs") == pytest.approx(output.cum_log_probs, rel=1e-6)
+        del figures["output_log_probs"]
+    assert figures == {
         "sequence_index": 0,
         "finish_reason": output.finish_reason,
         "num_input_tokens": stats.prompt_tokens,

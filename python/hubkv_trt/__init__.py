@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from .engine.build import build_engine
     from .engine.directory import Engine, load_engine
     from .runtime.llm import LLM
-    from .runtime.sampler import SamplingParams
+    from .runtime.sampling_params import SamplingParams
 
 _HOME = {
     "LLM": "runtime.llm",
-    "SamplingParams": "runtime.sampler",
+    "SamplingParams": "runtime.sampling_params",
     "build_engine": "engine.build",
     "load_engine": "engine.directory",
     "Engine": "engine.directory",

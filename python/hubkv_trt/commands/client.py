@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from .common import UsageError, ratio, read_text
+from .sampling import add_sampling, sampling
 
 HELP = "generate text on a Triton server"
 DESCRIPTION = """\
@@ -38,15 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--release", action="store_true", help="make the server forget the document of that name")
     how = parser.add_argument_group("generation")
     how.add_argument("--ratio", type=ratio, metavar="r", help="fraction of KV pairs removed (default: the engine's)")
-    how.add_argument("--max-tokens", type=int, default=256, metavar="N", help="tokens to generate at most")
-    how.add_argument("--temperature", type=float, metavar="X", help="0: always the most likely token (default)")
-    how.add_argument("--top-k", type=int, metavar="N", help="draw from the N most likely tokens")
-    how.add_argument("--top-p", type=float, metavar="X", help="draw from the most likely tokens of that mass")
-    how.add_argument("--seed", type=int, metavar="N", help="makes draws repeatable")
-    how.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end there; may be repeated")
+    add_sampling(how)
     show = parser.add_argument_group("output")
     show.add_argument("--no-stream", action="store_true", help="print the answer when it is complete")
     show.add_argument("--stats", action="store_true", help="report tokens, rows kept and bytes on stderr, as JSON")
+    show.add_argument("--log-probs", action="store_true", help="the same, with the log probability of every token")
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -61,10 +58,13 @@ def command(arguments: argparse.Namespace) -> int:
         figures: dict[str, Any] = {}
         for piece in pieces:
             print(piece.text, end="", flush=True)
+            known = figures.get("output_log_probs", [])
             figures |= piece.figures
+            if "output_log_probs" in figures:
+                figures["output_log_probs"] = known + piece.figures.get("output_log_probs", [])
     if not arguments.release:
         print()
-    if arguments.stats:
+    if arguments.stats or arguments.log_probs:
         print(json.dumps(figures), file=sys.stderr)
     return 0
 
@@ -87,16 +87,14 @@ def _inputs(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.document is not None:
         # The line breaks keep the document's last token apart from the question's first.
         document = read_text(arguments.document, "document").rstrip() + "\n\n"
+    options = sampling(arguments, arguments.log_probs)
+    if "stop" in options:
+        options["stop_words"] = options.pop("stop")
     return {
         "text_input": prompt,
         "context_id": arguments.context,
         "context_text": document,
         "hubkv_chat": arguments.chat or None,
         "hubkv_ratio": arguments.ratio,
-        "max_tokens": arguments.max_tokens,
-        "temperature": arguments.temperature,
-        "top_k": arguments.top_k,
-        "top_p": arguments.top_p,
-        "seed": arguments.seed,
-        "stop_words": arguments.stop or None,
+        **options,
     }

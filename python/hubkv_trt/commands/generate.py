@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.build import DEFAULT_OUTPUT
 from .common import UsageError, byte_count, hard_kv, ratio, read_text
+from .sampling import add_sampling, sampling
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM, RequestOutput
@@ -58,14 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="r",
         help="fraction of KV pairs of the prompt removed, 0 for none (default: the engine's)",
     )
-    how.add_argument("--max-tokens", type=int, default=256, metavar="N", help="tokens to generate at most")
-    how.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0: always the most likely token")
-    how.add_argument("--top-k", type=int, default=0, metavar="N", help="draw from the N most likely tokens; 0: all")
-    how.add_argument(
-        "--top-p", type=float, default=1.0, metavar="X", help="draw from the most likely tokens of that mass"
-    )
-    how.add_argument("--seed", type=int, metavar="N", help="makes draws repeatable")
-    how.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end there; may be repeated")
+    add_sampling(how)
     how.add_argument(
         "--decode-compression",
         type=hard_kv,
@@ -83,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--stream", action="store_true", help="print text as it appears (one prompt or question)")
     show.add_argument("--stats", action="store_true", help="report rows kept, bytes and seconds on stderr")
     show.add_argument("--json", action="store_true", help="print one JSON object per result")
+    show.add_argument("--log-probs", action="store_true", help="with --json: the log probability of every token")
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -90,14 +85,7 @@ def command(arguments: argparse.Namespace) -> int:
     prompts = _prompts(arguments)
     from ..runtime.llm import LLM, SamplingParams
 
-    params = SamplingParams(
-        max_tokens=arguments.max_tokens,
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        seed=arguments.seed,
-        stop=tuple(arguments.stop),
-    )
+    params = SamplingParams(**sampling(arguments, arguments.log_probs))
     document = None if arguments.document is None else read_text(arguments.document, "document")
     llm = LLM(arguments.engine, cache_bytes=arguments.cache_bytes, decode_compression=arguments.decode_compression)
     chat = bool(llm.tokenizer.chat_template) if arguments.chat is None else arguments.chat
@@ -132,6 +120,8 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
             raise UsageError("give a --prompt, a --prompt-file, or a --document with a --question")
     if arguments.stream and (len(prompts) > 1 or arguments.json):
         raise UsageError("--stream: is for one prompt or question, and without --json")
+    if arguments.log_probs and not arguments.json:
+        raise UsageError("--log-probs: goes with --json")
     return prompts
 
 
@@ -150,16 +140,9 @@ def _stream(llm: LLM, prompt: str, params: Any, how: dict[str, Any]) -> list[Req
 def _print(arguments: argparse.Namespace, prompts: list[str], outputs: list[RequestOutput]) -> None:
     for prompt, output in zip(prompts, outputs, strict=True):
         if arguments.json:
-            print(
-                json.dumps(
-                    {
-                        "text": output.text,
-                        "token_ids": output.token_ids,
-                        "finish_reason": output.finish_reason,
-                        "stats": output.stats.to_dict(),
-                    }
-                )
-            )
+            names = ["text", "token_ids", "finish_reason"]
+            names += ["output_log_probs", "cum_log_probs"] if arguments.log_probs else []
+            print(json.dumps({name: getattr(output, name) for name in names} | {"stats": output.stats.to_dict()}))
         elif not arguments.stream:
             if len(prompts) > 1:
                 print(f"== {_first_line(prompt)}")

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from .cache import Cache, Segment
 from .stats import RequestStats
 
@@ -18,15 +20,17 @@ class CompressedContext:
     Questions that are under way keep the segment until they end.
 
     Attributes:
-        num_tokens: T of the document; a question's tokens stand at positions T, T + 1, ...
+        token_ids: int32 [T], the document.
+        num_tokens: T; a question's tokens stand at positions T, T + 1, ...
         ending: text that each question's turn ends with (the rest of the chat template); empty without a chat.
         stats: what compressing cost.
     """
 
-    def __init__(self, cache: Cache, segment: Segment, num_tokens: int, stats: RequestStats) -> None:
+    def __init__(self, cache: Cache, segment: Segment, token_ids: np.ndarray, stats: RequestStats) -> None:
         self._segment: Segment | None = cache.share(segment)
         self._cache = cache
-        self.num_tokens = num_tokens
+        self.token_ids = token_ids
+        self.num_tokens = len(token_ids)
         self.ending = ""
         self.stats = stats
 

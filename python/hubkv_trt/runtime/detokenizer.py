@@ -16,16 +16,22 @@ class Detokenizer:
     it does not end inside a character, so that no broken character is ever given out. What is still incomplete when the
     sequence ends is dropped.
 
+    Args:
+        tokenizer: of transformers.
+        stop: stop texts.
+        min_tokens: a stop text that is complete within so many tokens is text like any other.
+
     Attributes:
         text: whole characters decoded so far, cut at a stop text.
         stopped: a stop text was found.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         self.text = ""
         self.stopped = False
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
+        self._min_tokens = min_tokens
         self._ids: list[int] = []
         self._window = 0  # the window begins here: tokens before it are not decoded again
         self._read = 0  # tokens before this one are in the text
@@ -70,6 +76,8 @@ class Detokenizer:
 
     def _find_stop(self, start: int) -> None:
         """Looks for the first stop text that ends behind character ``start``."""
+        if len(self._ids) <= self._min_tokens:
+            return
         found = [at for stop in self._stop if (at := self.text.find(stop, max(0, start - len(stop) + 1))) >= 0]
         if found:
             self.text = self.text[: min(found)]

@@ -22,7 +22,7 @@ from .executors.executor import Condenser, Executor
 from .memory import trim_heap
 from .prompts import Prompt
 from .requests import Requests
-from .sampler import SamplingParams
+from .sampling_params import SamplingParams
 from .scheduler import Phase, Scheduler
 from .sequence import RequestOutput, Sequence
 from .stream import Increment, TextStream
@@ -222,24 +222,26 @@ class LLM:
             assert sequence.segment is not None
             sequence.read_rows()
             stats.seconds["prefill"] = time.perf_counter() - start
-            sequence.compressed = CompressedContext(self.cache, sequence.segment, len(sequence.token_ids), stats)
+            sequence.compressed = CompressedContext(self.cache, sequence.segment, sequence.token_ids, stats)
             self._scheduler.finish(sequence, "stop")
             return
         params = [s.params for s in sequences if s.params]
-        sampled = self._executor.sample(logits, params, [s.generator for s in sequences])
+        generators, edits = [s.generator for s in sequences], [s.edits for s in sequences]
+        sampled = self._executor.sample(logits, params, generators, edits)
         if phase is Phase.PREFILL:
             sequences[0].read_rows()
         if phase is Phase.DECODE:
             self._next_tokens = sampled.next_tokens
         name = {Phase.PREFILL: "prefill", Phase.QUESTION: "extend", Phase.DECODE: "decode"}[phase]
         seconds = time.perf_counter() - start
-        for sequence, token, ok in zip(sequences, sampled.tokens, sampled.valid, strict=True):
+        log_probs = sampled.log_probs or [0.0] * len(sequences)
+        for sequence, token, ok, log_prob in zip(sequences, sampled.tokens, sampled.valid, log_probs, strict=True):
             sequence.stats.seconds[name] = sequence.stats.seconds.get(name, 0.0) + seconds
             sequence.stats.decode_steps += phase is Phase.DECODE
             if not ok:
                 error = ValueError("logits: NaN or infinite; check the engine's weights and dtype")
                 self._scheduler.finish(sequence, "error", error)
-            elif reason := sequence.append(token):
+            elif reason := sequence.append(token, log_prob):
                 self._scheduler.finish(sequence, reason)
         if not self._scheduler.running:
             self._batch = None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -11,6 +12,7 @@ import numpy as np
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, str]]"
 """A text, token ids, or the messages of a chat (``{"role": ..., "content": ...}``)."""
 
+_KNOWN_WORDS = 256  # lists of words whose token ids are kept
 _MARK = "\u2403hubkv\u2403"  # stands for the end of a document while a chat template is rendered
 
 
@@ -60,6 +62,8 @@ class Encoder:
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
+        self._lock = threading.Lock()  # tokenizers are not made for two threads
+        self._words: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
 
     def prompt(self, prompt: Prompt, chat: bool) -> np.ndarray:
         """A whole prompt. ``chat`` makes a text the user's turn of a chat.
@@ -100,6 +104,22 @@ class Encoder:
         ids = self._ids(question)
         return np.concatenate([ids, self._text(ending, special=False)]) if ending else ids
 
+    def words(self, name: str, words: tuple[str, ...]) -> list[tuple[int, ...]]:
+        """Token ids of each word as it stands and with a space in front; ``name`` is the field, for errors. What was
+        asked lately is known without the tokenizer."""
+        found = self._words.get(words)
+        if found is None:
+            try:
+                texts = [text for word in words for text in (word, " " + word)]
+                found = list(dict.fromkeys(tuple(self._text(text, special=False).tolist()) for text in texts))
+            except ValueError as error:
+                raise ValueError(str(error).replace("prompt", name, 1)) from None
+            with self._lock:
+                self._words[words] = found
+                while len(self._words) > _KNOWN_WORDS:
+                    del self._words[next(iter(self._words))]
+        return found
+
     def _render(self, messages: list[dict[str, str]]) -> str:
         try:
             return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
@@ -108,7 +128,8 @@ class Encoder:
 
     def _text(self, text: str, special: bool) -> np.ndarray:
         try:
-            ids = self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"] if text else []
+            with self._lock:
+                ids = self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"] if text else []
         except Exception as error:  # lone surrogates (undecodable bytes of a command line), a tokenizer without <unk>
             raise ValueError(f"prompt: {text[:40]!r} cannot be tokenized ({type(error).__name__}: {error})") from error
         if not ids:

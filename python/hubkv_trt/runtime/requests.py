@@ -13,8 +13,9 @@ from .cache import Cache
 from .cascade import Cascade
 from .context import CompressedContext
 from .detokenizer import Detokenizer
+from .edits import make_edits
 from .prompts import Encoder, as_list, per_prompt
-from .sampler import SamplingParams
+from .sampling_params import SamplingParams
 from .sequence import Sequence
 
 KEEP_ALL = HubKVConfig(ratio=0.0, sink_tokens=0, window_ratio=0.0)
@@ -77,11 +78,15 @@ class Requests:
         self._check_context(context, ratio, chat)
         return self.question(self.encoder.question(prompt, context.ending), params, context, stream)
 
+    def check(self, params: SamplingParams) -> None:
+        """Refuses of the parameters what ``question`` would, before the context is there. Any thread may ask."""
+        self._ruled_out(params)
+
     def question(
         self, token_ids: np.ndarray, params: SamplingParams, context: CompressedContext, stream: bool
     ) -> Sequence:
         """What follows a context, the rest of its turn (``context.ending``) included."""
-        return self._sequence(token_ids, params, context.num_tokens, stream, ratio=context.stats.ratio, context=context)
+        return self._sequence(token_ids, params, stream, context, ratio=context.stats.ratio)
 
     def document(self, document: Any, ratio: float | None, chat: bool) -> tuple[Sequence, str]:
         """The sequence that compresses a document, and the text that ends each question's turn."""
@@ -104,12 +109,18 @@ class Requests:
         )
         kept = budget(config.model, hubkv or KEEP_ALL, num_tokens, ratio)
         num_bytes = self._prefill_bytes(num_tokens, kept)
-        return self._sequence(token_ids, params, 0, stream, ratio=ratio, budget=kept, prefill_bytes=num_bytes)
+        return self._sequence(token_ids, params, stream, ratio=ratio, budget=kept, prefill_bytes=num_bytes)
 
     def _sequence(
-        self, token_ids: np.ndarray, params: SamplingParams | None, context_tokens: int, stream: bool, **fields: Any
+        self,
+        token_ids: np.ndarray,
+        params: SamplingParams | None,
+        stream: bool,
+        context: CompressedContext | None = None,
+        **fields: Any,
     ) -> Sequence:
-        model, total = self._config.model, context_tokens + len(token_ids)
+        model = self._config.model
+        total = len(token_ids) + (context.num_tokens if context else 0)
         room = model.max_position_embeddings - total
         max_tokens = 0
         if params is not None:
@@ -120,10 +131,12 @@ class Requests:
                 f"less than {model.max_position_embeddings}, the model's max_position_embeddings",
             )
             max_tokens = min(params.max_tokens, room)
-        end_ids = set(params.stop_token_ids) if params else set()
-        if params and not params.ignore_eos:
-            end_ids |= set(model.eos_token_ids)
-        detokenizer = Detokenizer(self._tokenizer, params.stop if params else ())
+        detokenizer, edits, end_ids = Detokenizer(self._tokenizer), None, set[int]()
+        if params is not None:
+            detokenizer = Detokenizer(self._tokenizer, params.stop, params.min_tokens)
+            bad_words, end_ids = self._ruled_out(params)
+            text = token_ids if context is None else np.concatenate([context.token_ids, token_ids])
+            edits = make_edits(params, text, end_ids, bad_words)
         sequence = Sequence(
             token_ids,
             params,
@@ -131,7 +144,9 @@ class Requests:
             end_ids=frozenset(end_ids),
             detokenizer=detokenizer,
             stream=stream,
-            cascade=self._cascade(params, context_tokens or total, total + max(0, max_tokens - 1)),
+            edits=edits,
+            context=context,
+            cascade=self._cascade(params, context.num_tokens if context else total, total + max(0, max_tokens - 1)),
             **fields,
         )
         self._cache.check_can_ever_fit(sequence.own_segments, sequence.tail_limit, sequence.prefill_bytes)
@@ -157,6 +172,17 @@ class Requests:
         most = self._decode.layer_budget
         require(config.rows(model) <= rows, "layer_budget", config.layer_budget, f"at most {most}, that of the LLM")
         return Cascade(config, model, rows)
+
+    def _ruled_out(self, params: SamplingParams) -> tuple[list[tuple[int, ...]], set[int]]:
+        """Token ids of the bad words, and the tokens that end a sequence."""
+        model = self._config.model
+        bad_words = self.encoder.words("bad_words", params.bad_words)
+        end_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else set(model.eos_token_ids))
+        end_ids = {token for token in end_ids if token < model.vocab_size}
+        ruled_out = {word[-1] for word in bad_words} | (end_ids if params.min_tokens else set())
+        name = "bad_words" if bad_words else "stop_token_ids"
+        require(len(ruled_out) < model.vocab_size, name, getattr(params, name), "leaving a token that can be generated")
+        return bad_words, end_ids
 
     def _check_context(self, context: CompressedContext, ratio: Any, chat: bool) -> None:
         require(isinstance(context, CompressedContext), "context", context, "a CompressedContext")

@@ -16,8 +16,9 @@ from ..config import Budget
 from .cache import Segment, Tail
 from .cascade import Cascade
 from .detokenizer import Detokenizer
+from .edits import LogitEdits
 from .memory import peak_bytes, resident_bytes
-from .sampler import SamplingParams
+from .sampling_params import SamplingParams
 from .stats import RequestStats
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class RequestOutput:
             used up), ``error`` or ``aborted``.
         stats: what it cost.
         error: what went wrong, with ``finish_reason`` ``error``.
+        output_log_probs: of ``token_ids``, float32 values, where ``SamplingParams.return_log_probs`` asks; else None.
+        cum_log_probs: their sum; else None.
     """
 
     text: str
@@ -49,6 +52,8 @@ class RequestOutput:
     finish_reason: str
     stats: RequestStats
     error: Exception | None = None
+    output_log_probs: list[float] | None = None
+    cum_log_probs: float | None = None
 
 
 class Sequence:
@@ -61,6 +66,7 @@ class Sequence:
         end_ids: tokens that end it.
         detokenizer: a fresh one.
         stream: text is wanted while it is generated.
+        edits: of the logits that its tokens are chosen from.
         ratio: the compression ratio asked for.
         budget: of a prompt; None for a question.
         context: what a question follows; it shares its segment.
@@ -81,6 +87,7 @@ class Sequence:
         detokenizer: Detokenizer,
         stream: bool,
         ratio: float,
+        edits: LogitEdits | None = None,
         budget: Budget | None = None,
         context: CompressedContext | None = None,
         prefill_bytes: int = 0,
@@ -94,12 +101,15 @@ class Sequence:
         self.prefill_bytes = prefill_bytes
         self.cascade = cascade
         self.detokenizer = detokenizer
+        self.edits = edits
         self.queue_key = 0.0
         self.generator = random.Random(params.seed if params else None)
         self.status = Status.NEW
         self.finish_reason = ""
         self.error: Exception | None = None
         self.output_ids: list[int] = []
+        self.output_log_probs: list[float] | None = [] if params and params.return_log_probs else None
+        self.cum_log_probs = None if self.output_log_probs is None else 0.0
         self.compressed: CompressedContext | None = None  # what a document became
         self.segment: Segment | None = None
         self.kept_rows: Callable[[], np.ndarray] | None = None  # of a prefill that may still be running
@@ -166,11 +176,16 @@ class Sequence:
         self.kept_rows = None
         self.stats.resident_bytes = resident_bytes()
 
-    def append(self, token: int) -> str:
+    def append(self, token: int, log_prob: float = 0.0) -> str:
         """Takes a generated token; the reason if the sequence ends with it, else an empty text."""
         if not self.output_ids:
             self.stats.first_token_seconds = time.perf_counter() - self._arrival
         self.output_ids.append(token)
+        if self.output_log_probs is not None and self.cum_log_probs is not None:
+            self.output_log_probs.append(log_prob)
+            self.cum_log_probs += log_prob
+        if self.edits is not None:
+            self.edits.append(token)
         if token in self._end_ids:
             return "stop"
         if self._decodes:
@@ -194,4 +209,12 @@ class Sequence:
 
     def output(self) -> RequestOutput:
         """The result of a finished sequence."""
-        return RequestOutput(self.detokenizer.text, self.output_ids, self.finish_reason, self.stats, self.error)
+        return RequestOutput(
+            self.detokenizer.text,
+            self.output_ids,
+            self.finish_reason,
+            self.stats,
+            self.error,
+            self.output_log_probs,
+            self.cum_log_probs,
+        )

@@ -189,6 +189,7 @@ class Service:
                 known = self._contexts.find(request.context_id)
             ending = known.ending if known is not None else ""
         if request.prompt is not None:
+            self._requests.check(request.params)
             job.ending = ending
             job.question_ids = self._requests.encoder.question(request.prompt, ending)
         return entry

@@ -17,12 +17,16 @@ class Increment:
         text: what is new; the pieces of a prompt add up to ``RequestOutput.text``.
         token_ids: tokens since the last piece; a token whose text is held back comes with a later piece.
         output: the whole result, in the last piece of a prompt; else None.
+        output_log_probs: of ``token_ids``, where they were asked for; else None.
+        cum_log_probs: the sum of all so far.
     """
 
     index: int
     text: str
     token_ids: list[int]
     output: RequestOutput | None = None
+    output_log_probs: list[float] | None = None
+    cum_log_probs: float | None = None
 
 
 class TextStream:
@@ -44,5 +48,12 @@ class TextStream:
         text = sequence.detokenizer.take(final=sequence.finished)
         if not text and not sequence.finished:
             return None
-        tokens, self._given = sequence.output_ids[self._given :], len(sequence.output_ids)
-        return Increment(self._index, text, tokens, sequence.output() if sequence.finished else None)
+        new, self._given = slice(self._given, None), len(sequence.output_ids)
+        return Increment(
+            self._index,
+            text,
+            sequence.output_ids[new],
+            sequence.output() if sequence.finished else None,
+            None if sequence.output_log_probs is None else sequence.output_log_probs[new],
+            sequence.cum_log_probs,
+        )

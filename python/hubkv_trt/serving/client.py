@@ -41,7 +41,8 @@ class Piece:
     Attributes:
         text: of it; the pieces of a stream add up to the answer.
         final: nothing follows.
-        figures: the other outputs (``serving/fields.py``) by name; with the last piece.
+        figures: the other outputs (``serving/fields.py``) by name, ``output_log_probs`` a list of those of the piece's
+            tokens; log probabilities come with every piece, the others with the last.
     """
 
     text: str
@@ -159,8 +160,8 @@ def _piece(result: Any, final: bool) -> Piece:
     for field in OUTPUTS[1:]:
         array = result.as_numpy(field.name)
         if array is not None:
-            value = array.reshape(-1)[0]
-            figures[field.name] = value.decode() if isinstance(value, bytes) else value.item()
+            values = [value.decode() if isinstance(value, bytes) else value for value in array.reshape(-1).tolist()]
+            figures[field.name] = values if len(field.dims) > 1 else values[0]
     text = result.as_numpy("text_output")
     return Piece("" if text is None else text.reshape(-1)[0].decode(), final, figures)
 

@@ -43,6 +43,13 @@ INPUTS = (
     Field("top_k", "INT32"),
     Field("top_p", "FP32"),
     Field("temperature", "FP32"),
+    Field("repetition_penalty", "FP32"),
+    Field("presence_penalty", "FP32"),
+    Field("frequency_penalty", "FP32"),
+    Field("min_tokens", "INT32"),
+    Field("min_length", "INT32"),
+    Field("bad_words", "STRING", (-1,)),
+    Field("return_log_probs", "BOOL"),
     Field("seed", "UINT64"),
     Field("random_seed", "UINT64"),
     Field("exclude_input_in_output", "BOOL"),
@@ -50,6 +57,7 @@ INPUTS = (
     Field("return_num_output_tokens", "BOOL"),
     # this project's own
     Field("input_ids", "INT32", (-1,)),
+    Field("min_p", "FP32"),
     Field("hubkv_ratio", "FP32"),
     Field("hubkv_chat", "BOOL"),
     Field("context_id", "STRING"),
@@ -57,16 +65,9 @@ INPUTS = (
     Field("release_context", "BOOL"),
     # known to clients, with nothing behind it here
     Field("decoder_text_input", "STRING", neutral=("",)),
-    Field("bad_words", "STRING", (-1,), neutral=("",)),
-    Field("repetition_penalty", "FP32", neutral=(1.0,)),
-    Field("presence_penalty", "FP32", neutral=(0.0,)),
-    Field("frequency_penalty", "FP32", neutral=(0.0,)),
     Field("length_penalty", "FP32", neutral=(0.0, 1.0)),
-    Field("min_tokens", "INT32", neutral=(0, 1)),
-    Field("min_length", "INT32", neutral=(0, 1)),
     Field("beam_width", "INT32", neutral=(1,)),
     Field("num_return_sequences", "INT32", neutral=(1,)),
-    Field("return_log_probs", "BOOL", neutral=(False,)),
     Field("return_context_logits", "BOOL", neutral=(False,)),
     Field("return_generation_logits", "BOOL", neutral=(False,)),
     Field("return_perf_metrics", "BOOL", neutral=(False,)),
@@ -83,7 +84,10 @@ INPUTS = (
 )
 
 OUTPUTS = (
-    Field("text_output", "STRING", (-1,)),  # in every response; the others come with the last
+    Field("text_output", "STRING", (-1,)),  # in every response
+    Field("cum_log_probs", "FP32", (-1,)),  # in every response where they were asked for, [1, 1] with the batch
+    Field("output_log_probs", "FP32", (-1, -1)),  # [1, 1, n]: 1 of 1 beams, n tokens
+    # with the last response
     Field("sequence_index", "INT32"),
     Field("finish_reason", "STRING"),
     Field("num_input_tokens", "INT32"),

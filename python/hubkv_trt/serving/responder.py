@@ -115,7 +115,7 @@ class Responder:
     def _respond(self, call: _Call, increment: Increment) -> None:
         output, sender = increment.output, call.sender
         if output is None:
-            sender.send(answer(call.prefix + increment.text), final=False)
+            sender.send(answer(call.prefix + increment.text, increment), final=False)
             call.prefix = ""
             return
         self._forget(call)
@@ -126,9 +126,7 @@ class Responder:
         elif output.finish_reason == "aborted":
             sender.fail(*(("CANCELLED", "cancelled") if call.cancelled else ("UNAVAILABLE", "the model is unloaded")))
         else:
-            assert call.query.request is not None
-            text = increment.text if call.query.request.stream else output.text
-            sender.send(answer(call.prefix + text, output), final=True)
+            sender.send(answer(call.prefix + increment.text, increment), final=True)
 
     def _cancel_left(self) -> None:
         with self._lock:

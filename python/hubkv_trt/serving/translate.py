@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from ..config import EngineConfig, require
-from ..runtime.sampler import SamplingParams
-from ..runtime.sequence import RequestOutput
+from ..runtime.sampling_params import SamplingParams
+from ..runtime.stream import Increment
 from ..runtime.ticket import ServiceRequest
 from .fields import BY_NAME, Field
 
-MAX_STOP_WORDS = 64
-MAX_STOP_BYTES = 1024  # of one of them
+MAX_WORDS = 64  # of stop_words, and of bad_words
+MAX_WORD_BYTES = 1024  # of one of them
 BYTES_PER_TOKEN = 64  # a text with more of them for each token that fits is refused without a look at it
 
 _CLIENT_NAMES = {
@@ -108,7 +108,7 @@ def read_query(
     try:
         request = ServiceRequest(
             prompt=prompt,
-            params=_params(one, values.get("stop_words", []), config),
+            params=_params(one, _words(values, "stop_words"), _words(values, "bad_words"), config),
             ratio=_single(one.get("hubkv_ratio")),
             chat=one.get("hubkv_chat", False),
             context_id=context_id,
@@ -162,34 +162,63 @@ def _prompt(one: Mapping[str, Any], token_ids: list[int] | None, document: str |
     return text
 
 
-def _params(one: Mapping[str, Any], stop_words: list[str], config: EngineConfig) -> SamplingParams:
-    """Greedy unless a temperature, ``top_k`` or ``top_p`` says otherwise, as TensorRT-LLM has it: its clients send
-    ``top_k`` 1 for greedy, ``top_p`` 0 for none and an empty stop word for no stop words."""
-    words = [word for word in stop_words if word]
-    require(len(words) <= MAX_STOP_WORDS, "stop_words", f"{len(words)} texts", f"at most {MAX_STOP_WORDS}")
+def _words(values: Mapping[str, list[str]], name: str) -> tuple[str, ...]:
+    """Clients of TensorRT-LLM send an empty word for none."""
+    words = tuple(word for word in values.get(name, ()) if word)
+    require(len(words) <= MAX_WORDS, name, f"{len(words)} texts", f"at most {MAX_WORDS}")
     longest = max((len(word.encode()) for word in words), default=0)
-    require(longest <= MAX_STOP_BYTES, "stop_words", f"a text of {longest} bytes", f"at most {MAX_STOP_BYTES} bytes")
+    require(longest <= MAX_WORD_BYTES, name, f"a text of {longest} bytes", f"at most {MAX_WORD_BYTES} bytes")
+    return words
 
+
+def _params(
+    one: Mapping[str, Any], stop_words: tuple[str, ...], bad_words: tuple[str, ...], config: EngineConfig
+) -> SamplingParams:
+    """Greedy unless a temperature, ``top_k``, ``top_p`` or ``min_p`` says otherwise, as TensorRT-LLM has it: its
+    clients send ``top_k`` 1 for greedy and ``top_p`` 0 for none."""
     end = one.get("end_id")
     last = config.model.vocab_size - 1
     require(end is None or -1 <= end <= last, "end_id", end, f"-1 (none) or in 0..{last}")
-    seeds = [one[name] for name in ("seed", "random_seed") if name in one]
-    require(len(set(seeds)) < 2, "random_seed", one.get("random_seed"), f"the same as seed, {one.get('seed')}")
+    max_tokens = one.get("max_tokens", SamplingParams.max_tokens)
+    seed = _either(one, "seed", "random_seed")
+    min_tokens = _either(one, "min_tokens", "min_length")
+    if min_tokens is not None:
+        name = "min_tokens" if "min_tokens" in one else "min_length"
+        require(0 <= min_tokens <= max(0, max_tokens), name, min_tokens, f"in 0..{max_tokens}, max_tokens")
 
     top_k, top_p = one.get("top_k", 0), _single(one.get("top_p")) or 1.0
-    draws = top_k > 1 or top_p != 1.0
+    min_p = _number(one, "min_p")
+    draws = top_k > 1 or top_p != 1.0 or min_p > 0
     temperature = 0.0 if top_k == 1 else _single(one.get("temperature", 1.0 if draws else 0.0))
-    options = {"max_tokens": one["max_tokens"]} if "max_tokens" in one else {}
     return SamplingParams(
-        **options,
+        max_tokens=max_tokens,
         temperature=temperature,  # type: ignore[arg-type]
         top_k=top_k,
         top_p=top_p,
-        seed=seeds[0] if seeds else None,
-        stop=tuple(words),
+        seed=seed,
+        stop=stop_words,
         stop_token_ids=() if end is None or end < 0 else (end,),
         ignore_eos=end is not None,
+        min_p=min_p,
+        repetition_penalty=_number(one, "repetition_penalty"),
+        presence_penalty=_number(one, "presence_penalty"),
+        frequency_penalty=_number(one, "frequency_penalty"),
+        min_tokens=min_tokens or 0,
+        bad_words=bad_words,
+        return_log_probs=one.get("return_log_probs", False),
     )
+
+
+def _either(one: Mapping[str, Any], name: str, alias: str) -> Any:
+    """The value of an input that goes by two names; None where it has neither."""
+    value = one.get(name, one.get(alias))
+    require(one.get(alias, value) == value, alias, one.get(alias), f"the same as {name}, {value}")
+    return value
+
+
+def _number(one: Mapping[str, Any], name: str) -> float:
+    value = _single(one.get(name))
+    return getattr(SamplingParams, name) if value is None else value
 
 
 def _single(value: float | None) -> float | None:
@@ -210,14 +239,18 @@ def released(known: bool) -> dict[str, np.ndarray]:
     return {"text_output": _texts(""), "finish_reason": _texts("released" if known else "unknown")}
 
 
-def answer(text: str, output: RequestOutput | None = None) -> dict[str, np.ndarray]:
-    """Tensors of a response, [1, 1] each.
+def answer(text: str, increment: Increment) -> dict[str, np.ndarray]:
+    """Tensors of a response, [1, 1] each but ``output_log_probs`` [1, 1, n].
 
     Args:
         text: of the response.
-        output: the result of the request, in its last response: its figures come with it.
+        increment: that it is about; with the last one come the figures of the request.
     """
     tensors = {"text_output": _texts(text), "sequence_index": _numbers([0], np.int32)}
+    output = increment.output
+    if increment.output_log_probs is not None and increment.cum_log_probs is not None:
+        tensors["cum_log_probs"] = _numbers([increment.cum_log_probs], np.float32)
+        tensors["output_log_probs"] = _numbers([increment.output_log_probs], np.float32)
     if output is not None:
         stats = output.stats
         tensors["finish_reason"] = _texts(output.finish_reason)
@@ -234,5 +267,5 @@ def _texts(text: str) -> np.ndarray:
     return np.array([[text.encode("utf-8")]], dtype=object)
 
 
-def _numbers(values: Sequence[int], dtype: Any) -> np.ndarray:
+def _numbers(values: Sequence[Any], dtype: Any) -> np.ndarray:
     return np.array([values], dtype=dtype)

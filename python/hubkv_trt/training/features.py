@@ -37,7 +37,7 @@ def collect_features(
     contexts: Sequence[Context],
     prompts: RepeatPrompts,
     folder: Path,
-    model_name: str,
+    teacher: str,
     progress: bool = True,
 ) -> list[Features]:
     """Runs the teacher over the contexts; those whose file is in the folder already are read instead.
@@ -46,7 +46,7 @@ def collect_features(
         decoder, ops, prompts: as in ``teacher_scores``.
         contexts: what to score.
         folder: gets one safetensors file for each context, written atomically.
-        model_name: files of another model are made again.
+        teacher: the model's name and number type; files of another are made again.
         progress: shows a bar on stderr.
 
     Returns:
@@ -57,7 +57,7 @@ def collect_features(
     with tqdm(total=sum(c.num_scored for c in contexts), unit="tok", desc="teacher", disable=not progress) as bar:
         for i, context in enumerate(contexts):
             path = folder / f"context-{i:05d}.safetensors"
-            digest = _digest(decoder, context, prompts, model_name)
+            digest = _digest(decoder, context, prompts, teacher)
             found = _read(path, digest)
             if found is None:
                 result = teacher_scores(decoder, ops, context.input_ids, prompts, context.prefix_length)
@@ -75,8 +75,8 @@ def collect_features(
     return features
 
 
-def _digest(decoder: Decoder, context: Context, prompts: RepeatPrompts, model_name: str) -> str:
-    parts = [model_name, decoder.model.to_dict(), context.input_ids, context.prefix_length, vars(prompts)]
+def _digest(decoder: Decoder, context: Context, prompts: RepeatPrompts, teacher: str) -> str:
+    parts = [teacher, decoder.model.to_dict(), context.input_ids, context.prefix_length, vars(prompts)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -37,6 +37,7 @@ class TrainJob:
     facts: float = 0.5
     resume: bool = False
     dtype: DType = DType.BFLOAT16  # of the file
+    teacher_dtype: DType = DType.FLOAT32  # in which the model reads and repeats the contexts
     train: TrainOptions = field(default_factory=TrainOptions)
 
     def __post_init__(self) -> None:
@@ -71,10 +72,9 @@ def train_gate(job: TrainJob, progress: bool = True) -> TrainResult:
     texts = read_texts(job.texts)
     model, tokenizer = load_config(path), load_tokenizer(path)
     contexts = build_contexts(texts, tokenizer, job.tokens, job.context_tokens, job.held_out, job.facts, job.train.seed)
-    ops = EagerOps(pack_weights(load_weights(path, DType.FLOAT32, model=model)), DType.FLOAT32)
-    features = collect_features(
-        Decoder(model), ops, contexts, repeat_prompts(tokenizer), work, gate_name(str(path)), progress
-    )
+    ops = EagerOps(pack_weights(load_weights(path, job.teacher_dtype, model=model)), job.teacher_dtype)
+    teacher = f"{gate_name(str(path))} {job.teacher_dtype.value}"
+    features = collect_features(Decoder(model), ops, contexts, repeat_prompts(tokenizer), work, teacher, progress)
     del ops
     trainer = GateTrainer(model, features, job.train)
     if job.resume and checkpoint.exists():

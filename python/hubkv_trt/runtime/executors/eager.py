@@ -19,6 +19,7 @@ from ...models.decoder import Decoder
 from ...scorers.create import create_scorer
 from ..batch import Batch
 from ..cache import Cache, Segment
+from ..edits import LogitEdits
 from ..memory import trim_heap
 from ..sampler import Sampled, SamplingParams, draw
 from ..sequence import Sequence
@@ -92,10 +93,14 @@ class EagerExecutor:
         return 0
 
     def sample(
-        self, logits: torch.Tensor, params: Seq[SamplingParams], generators: Seq[random.Random]
+        self,
+        logits: torch.Tensor,
+        params: Seq[SamplingParams],
+        generators: Seq[random.Random],
+        edits: Seq[LogitEdits | None] = (),
     ) -> Sampled:
         """As ``Executor.sample``."""
-        return draw(logits, params, generators)
+        return draw(logits, params, generators, edits)
 
     @torch.inference_mode()
     def extend(self, batch: Batch, token_ids: torch.Tensor, new_lengths: torch.Tensor | None = None) -> torch.Tensor:

@@ -14,6 +14,7 @@ import torch
 from ...config import Budget
 from ..batch import Batch
 from ..cache import Segment
+from ..edits import LogitEdits
 from ..sampler import Sampled, SamplingParams
 from ..sequence import Sequence as Request
 
@@ -71,9 +72,13 @@ class Executor(Protocol):
         ...
 
     def sample(
-        self, logits: torch.Tensor, params: Sequence[SamplingParams], generators: Sequence[random.Random]
+        self,
+        logits: torch.Tensor,
+        params: Sequence[SamplingParams],
+        generators: Sequence[random.Random],
+        edits: Sequence[LogitEdits | None] = (),
     ) -> Sampled:
-        """Tokens from logits float32 [B, V] of the last pass (``runtime.sampler.sample``)."""
+        """Tokens from logits float32 [B, V] of the last pass, each with its own edits (``runtime.sampler.draw``)."""
         ...
 
 

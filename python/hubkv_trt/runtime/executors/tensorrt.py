@@ -26,6 +26,7 @@ from ..batch import Batch
 from ..cache import Cache, Ledger, Segment
 from ..cache_size import create_cache, largest_prompt, most_pages
 from ..device_arena import DeviceArena
+from ..edits import LogitEdits
 from ..sampler import Sampled, SamplingParams, draw
 from ..scheduler import QUESTION_TOKENS
 from .executor import Prefill
@@ -131,11 +132,15 @@ class TensorRTExecutor:
         return collected
 
     def sample(
-        self, logits: torch.Tensor, params: Sequence[SamplingParams], generators: Sequence[random.Random]
+        self,
+        logits: torch.Tensor,
+        params: Sequence[SamplingParams],
+        generators: Sequence[random.Random],
+        edits: Sequence[LogitEdits | None] = (),
     ) -> Sampled:
         """As ``Executor.sample``, on the device."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._torch_stream), torch.inference_mode():
-            return draw(logits, params, generators)
+            return draw(logits, params, generators, edits)
 
 
 def open_tensorrt(engine: Engine, cache_bytes: int | None, tail_tokens: int | None) -> tuple[Cache, TensorRTExecutor]:
