@@ -101,7 +101,8 @@ message(STATUS "CUDA kernels (HUBKV_CUDA=${HUBKV_CUDA}): ${HUBKV_WITH_CUDA} ${CM
 function(hubkv_add_cuda target)
     file(GLOB kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cpp/*/*.cu)
     target_sources(${target} PRIVATE ${kernels})
-    set_source_files_properties(${PROJECT_SOURCE_DIR}/cpp/refine/refine.cu TARGET_DIRECTORY ${target}
+    set_source_files_properties(${PROJECT_SOURCE_DIR}/cpp/refine/refine.cu
+        ${PROJECT_SOURCE_DIR}/cpp/calibrate_top_p/calibrate_top_p.cu TARGET_DIRECTORY ${target}
         PROPERTIES COMPILE_OPTIONS -fmad=false) # bit-equal to the host
     set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON
         CUDA_EXTENSIONS OFF CUDA_VISIBILITY_PRESET hidden CUDA_RUNTIME_LIBRARY None)

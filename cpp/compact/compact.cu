@@ -7,6 +7,7 @@
 
 #include "common/device.h"
 #include "common/dtype.h"
+#include "common/row_copy.h"
 
 #include <algorithm>
 
@@ -18,7 +19,6 @@ namespace
 constexpr int32_t kTHREADS = 128;
 constexpr int32_t kWARPS = kTHREADS / kWARP_SIZE;
 constexpr int64_t kLAYERS = 128; // of a launch: their pointers are its argument
-constexpr int32_t kBATCH = 4;    // vectors of k and of v that a thread has under way
 
 //! Rows [Hkv, T] of one side; strides in bytes.
 struct Side
@@ -42,33 +42,6 @@ struct CompactArguments
     int64_t K;
     int32_t rowVectors; // vectors of a row
 };
-
-//! The last of `count` heads whose first row is not past `row`, for ascending offsets; any of them for others.
-__device__ int64_t headOfRow(int64_t const* headOffsets, int64_t count, int64_t row)
-{
-    int64_t low = 0;
-    int64_t high = count - 1;
-    while (low < high)
-    {
-        int64_t const middle = low + (high - low + 1) / 2;
-        if (headOffsets[middle] <= row)
-        {
-            low = middle;
-        }
-        else
-        {
-            high = middle - 1;
-        }
-    }
-    return low;
-}
-
-//! Address of a row that another lane looked up.
-__device__ char const* fromLane(char const* address, int32_t lane)
-{
-    return reinterpret_cast<char const*>(static_cast<uintptr_t>(
-        __shfl_sync(kFULL_WARP, static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(address)), lane)));
-}
 
 template <int kBYTES>
 __global__ void __launch_bounds__(kTHREADS) copyRows(CompactArguments const arguments)
@@ -99,56 +72,9 @@ __global__ void __launch_bounds__(kTHREADS) copyRows(CompactArguments const argu
             v = arguments.v.layers[layer] + head * arguments.v.headStride + position * arguments.v.tokenStride;
         }
     }
-    uint32_t const present = __ballot_sync(kFULL_WARP, there);
-    if (present == 0)
-    {
-        return;
-    }
-
-    // Vector `index` of the 32 rows is vector `column` of row `source`; each step goes 32 vectors on.
     int32_t const rowVectors = arguments.rowVectors;
-    int32_t const rowStep = kWARP_SIZE / rowVectors;
-    int32_t const columnStep = kWARP_SIZE - rowStep * rowVectors;
-    int32_t source = lane / rowVectors;
-    int32_t column = lane - source * rowVectors;
-    char* const kTo = arguments.k.rows + firstRow * rowVectors * kBYTES;
-    char* const vTo = arguments.v.rows + firstRow * rowVectors * kBYTES;
-    for (int32_t first = 0; first < rowVectors; first += kBATCH)
-    {
-        Vector<kBYTES> kVectors[kBATCH] = {};
-        Vector<kBYTES> vVectors[kBATCH] = {};
-        bool written[kBATCH];
-#pragma unroll
-        for (int32_t i = 0; i < kBATCH; ++i)
-        {
-            char const* const kFrom = fromLane(k, source);
-            char const* const vFrom = fromLane(v, source);
-            written[i] = first + i < rowVectors && (present >> source & 1u) != 0;
-            if (written[i] && kFrom != nullptr)
-            {
-                kVectors[i] = loadVector<kBYTES>(globalAddress(kFrom + column * kBYTES));
-                vVectors[i] = loadVector<kBYTES>(globalAddress(vFrom + column * kBYTES));
-            }
-            source += rowStep;
-            column += columnStep;
-            if (column >= rowVectors)
-            {
-                column -= rowVectors;
-                ++source;
-            }
-            source %= kWARP_SIZE; // past the last step of a batch: not written
-        }
-#pragma unroll
-        for (int32_t i = 0; i < kBATCH; ++i)
-        {
-            if (written[i])
-            {
-                int64_t const at = static_cast<int64_t>((first + i) * kWARP_SIZE + lane) * kBYTES;
-                storeVector<kBYTES>(kTo + at, kVectors[i]);
-                storeVector<kBYTES>(vTo + at, vVectors[i]);
-            }
-        }
-    }
+    int64_t const to = firstRow * rowVectors * kBYTES;
+    copyWarpRows<kBYTES>(k, v, there, rowVectors, arguments.k.rows + to, arguments.v.rows + to);
 }
 
 //! The largest vector whose size divides all addresses and strides.

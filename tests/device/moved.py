@@ -13,8 +13,24 @@ from torch import Tensor
 
 from hubkv_trt import ops
 
-STAGES = ("refine", "select", "compact", "compact_into", "plan", "attend", "append")
-WRITTEN = {"compact_into": ("k_rows", "v_rows"), "append": ("arena",)}
+STAGES = (
+    "refine",
+    "select",
+    "compact",
+    "compact_into",
+    "plan",
+    "attend",
+    "append",
+    "score_window",
+    "calibrate_top_p",
+    "select_ragged",
+    "rewrite_into",
+)
+WRITTEN = {
+    "compact_into": ("k_rows", "v_rows"),
+    "append": ("arena",),
+    "rewrite_into": ("k_rows", "v_rows", "positions", "row_bias"),
+}
 
 
 def _storage(x: Tensor) -> Tensor:
@@ -53,7 +69,7 @@ def through(stage: Callable[..., Any], device: str, written: tuple[str, ...] = (
         move = Mover(device)
         moved = {name: move(value) for name, value in given.items()}
         results = stage(**moved)
-        for name in written:
+        for name in (name for name in written if given[name] is not None):
             _storage(given[name]).copy_(_storage(moved[name]))
         return Mover("cpu")(results)
 
