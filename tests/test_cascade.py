@@ -6,13 +6,17 @@ from __future__ import annotations
 import dataclasses
 import gc
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from hubkv_trt.config import HardKVConfig
+from hubkv_trt import reference
+from hubkv_trt.config import HardKVConfig, HubKVConfig
+from hubkv_trt.runtime.executors.condense import refined
 from hubkv_trt.runtime.llm import LLM, SamplingParams
 
 EVERYTHING = HardKVConfig(p=1.0, query_window=8, interval=16, recent=16, layer_budget=None, upper_budget=None)
@@ -111,3 +115,55 @@ def test_a_short_request_reserves_nothing_more(llms: dict[Any, LLM]) -> None:
     (output,) = llms[SOME].generate(ids(50), SamplingParams(max_tokens=20, ignore_eos=True))
     assert output.stats.condensations == 0
     assert output.stats.condensed_rows is None
+
+
+# ---- HubKV's refinement ----------------------------------------------------------------------------------------------
+
+
+def refined_by_the_oracle(scores: np.ndarray, protected: np.ndarray, alpha: float) -> np.ndarray:
+    """Of heads of one length, [L, Hkv, n] logarithms."""
+    hubkv = HubKVConfig()
+    given = np.where(protected, np.nan, np.exp(scores)).astype(np.float32)
+    z, _ = reference.refine(given, np.array([alpha], np.float32), np.zeros(1, np.int32), hubkv.nms_kernel,
+                            hubkv.penalty_factor, hubkv.head_weight_temperature, hubkv.min_head_weight,
+                            hubkv.max_head_weight, 0)  # fmt: skip
+    return np.where(protected, scores, np.log(z))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_refined_is_the_oracle(alpha: float) -> None:
+    scores = np.random.default_rng(1).normal(-6, 2, (3, 2, 50)).astype(np.float32)
+    protected = np.zeros_like(scores, bool)
+    protected[:, :, :4] = True
+    offsets = torch.arange(7) * 50
+    given = (torch.from_numpy(x).flatten() for x in (scores, protected))
+    flat, mask = given
+    out = refined(flat, offsets, mask, 3, alpha)
+    expected = refined_by_the_oracle(scores, protected, alpha)
+    np.testing.assert_allclose(out.numpy(), expected.flatten(), rtol=1e-6, atol=1e-6)
+    if alpha == 0:
+        np.testing.assert_allclose(out.numpy(), scores.flatten(), rtol=1e-6, atol=1e-6)
+
+
+def test_refined_heads_of_any_lengths_are_refined_as_if_alone_but_for_their_weights() -> None:
+    """One head a layer: its weight is 1, and the others do not matter."""
+    sizes = [40, 1, 0, 17]
+    offsets = torch.tensor([0, *np.cumsum(sizes)])
+    scores = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(0)) - 5
+    mask = torch.zeros_like(scores, dtype=torch.bool)
+    out = refined(scores, offsets, mask, 4, 0.8)
+    for start, end in pairwise(offsets.tolist()):
+        if end > start:
+            part = scores[start:end].numpy()[None, None]
+            np.testing.assert_allclose(
+                out[start:end], refined_by_the_oracle(part, np.zeros_like(part, bool), 0.8)[0, 0], rtol=1e-6, atol=1e-6
+            )
+
+
+def test_refinement_chooses_other_rows_and_none_where_nothing_is_dropped(llms: dict[Any, LLM]) -> None:
+    for config, same in ((EVERYTHING, True), (SOME, False)):
+        (plain,) = llms[config].generate(ids(200), LONG, ratio=0.0)
+        own = dataclasses.replace(LONG, decode_compression=config.replace(refine=True))
+        (output,) = llms[config].generate(ids(200), own, ratio=0.0)
+        assert (output.token_ids == plain.token_ids) is same
+        assert output.stats.condensed_rows.mean(axis=1).max() <= (config.layer_budget or 10**6)

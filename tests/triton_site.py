@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hubkv_trt.serving.repository import ModelParameters, write_model
 from hubkv_trt.serving.responder import PUBLISH_SECONDS
@@ -44,10 +45,10 @@ class TritonSite:
         self._deadline.daemon = True
         self._deadline.start()
 
-    def add_model(self, name: str, decoupled: bool = True, max_waiting: int | None = None) -> Path:
+    def add_model(self, name: str, decoupled: bool = True, **parameters: Any) -> Path:
         """Writes a model on a copy of the engine; the folder of its version."""
-        parameters = ModelParameters(str(self.engine), cache_bytes=CACHE_BYTES, max_waiting=max_waiting)
-        folder = write_model(TEMPLATE, self.repository, parameters, name=name, decoupled=decoupled, copy_engine=True)
+        given = ModelParameters(str(self.engine), cache_bytes=CACHE_BYTES, **parameters)
+        folder = write_model(TEMPLATE, self.repository, given, name=name, decoupled=decoupled, copy_engine=True)
         return folder / "1"
 
     def log(self) -> str:

@@ -37,6 +37,8 @@ class HardKVConfig(Config):
         importance: what orders the pairs of a head.
         pool_kernel: pairs, odd, that ``snapkv`` looks over for the best.
         importance_share: of the importance in ``rkv``; the rest is what sets a key apart.
+        refine: HubKV's refinement (``HubKVConfig()``) follows the importance: local hubs stay, their neighbours are
+            discounted, the more the larger the fraction of rows is that the compression drops.
         min_rows: that a head keeps at least.
         fill: layers keep all of ``layer_budget``, whatever ``p`` would keep: a fixed budget, spread over heads by need.
         calibrate: brings each head's distribution to the sharpness of its plain attention before ``p`` cuts it.
@@ -52,6 +54,7 @@ class HardKVConfig(Config):
     importance: Importance = Importance.VANILLA
     pool_kernel: int = 5
     importance_share: float = 0.1
+    refine: bool = False
     min_rows: int = 8
     fill: bool = False
     calibrate: bool = True
@@ -71,10 +74,12 @@ class HardKVConfig(Config):
             require(ok, name, value, f"an integer >= {least} or null")
         require(isinstance(self.importance, Importance), "importance", self.importance, "an Importance")
         pool, share = self.pool_kernel, self.importance_share
-        require(type(pool) is int and 1 <= pool <= 255 and pool % 2 == 1, "pool_kernel", pool, "an odd number in 1..255")
+        require(
+            type(pool) is int and 1 <= pool <= 255 and pool % 2 == 1, "pool_kernel", pool, "an odd number in 1..255"
+        )
         ok = isinstance(share, (int, float)) and not isinstance(share, bool) and 0 <= share <= 1
         require(ok, "importance_share", share, "a number in [0, 1]")
-        for name in ("calibrate", "fill"):
+        for name in ("calibrate", "fill", "refine"):
             require(type(getattr(self, name)) is bool, name, getattr(self, name), "true or false")
         require(not self.fill or self.layer_budget is not None, "fill", self.fill, "possible without a layer_budget")
 

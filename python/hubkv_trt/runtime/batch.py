@@ -27,7 +27,8 @@ class Tables:
 
 
 class Batch:
-    """B sequences between two changes of membership. Segments stay as they are; a step only moves lengths forward.
+    """B sequences between two changes of membership. A step moves lengths forward; ``refresh`` takes over what a
+    compression while decoding changed. The tables keep their shapes and addresses.
 
     Args:
         sequences: each with a segment and an open tail.
@@ -36,12 +37,14 @@ class Batch:
     Attributes:
         work: the work list of attend, work int32 [L, capacity, 4] and work_count int32 [L], for an executor that
             keeps it with the batch.
+        stale: segments were replaced since ``work`` was made.
         pages_taken: grows whenever the block table changes.
     """
 
     def __init__(self, sequences: Seq[Sequence], cache: Cache) -> None:
         self.sequences = list(sequences)
         self.work: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.stale = False
         self.pages_taken = 0
         self._cache = cache
         tails = [s.tail for s in self.sequences if s.tail is not None]
@@ -88,6 +91,19 @@ class Batch:
         """The new tokens (int32 [B] of each sequence) are in the tails now."""
         self._tail_lengths += new_lengths
         self._positions += new_lengths
+
+    def refresh(self, sequence: Sequence) -> None:
+        """The segment of a sequence was replaced, and pages have left its tail."""
+        assert sequence.tail is not None
+        assert sequence.segment is not None
+        b, pages = self.sequences.index(sequence), sequence.tail.pages
+        self._table[b] = -1
+        self._table[b, : len(pages)] = pages
+        self._held[b] = len(pages)
+        self._ends[b] = sequence.tail_length
+        self._segments[b] = torch.tensor(sequence.segment.entry)
+        self.stale = True
+        self.pages_taken += 1
 
     def _take_pages(self, b: int, new: int) -> None:
         tail = self.sequences[b].tail

@@ -55,7 +55,7 @@ class LLM:
             taken of the cache at once: a compression writes there, then the segments change places.
 
     Attributes:
-        config: the engine's ``EngineConfig``.
+        config: the engine's ``EngineConfig``, with the ``decode_compression`` that requests get here.
         tokenizer: of transformers.
         cache: the KV cache, with its counters.
 
@@ -86,7 +86,8 @@ class LLM:
             able = isinstance(self._executor, Condenser)
             require(able, "decode_compression", decode, f"run by the backend {self.config.backend.value}: leave it out")
             self._staging = self.cache.allocate(decode.rows(self.config.model))
-        self._requests = Requests(engine.config, self.tokenizer, self.cache, self._executor.prefill_bytes, decode)
+            self.config = self.config.replace(decode_compression=decode)
+        self._requests = Requests(self.config, self.tokenizer, self.cache, self._executor.prefill_bytes)
         self._batch: Batch | None = None  # the running sequences as they were in the last decode step
         self._next_tokens = torch.empty(0, 1, dtype=torch.int32)  # [B, 1], theirs
 
@@ -261,7 +262,8 @@ class LLM:
             self.cache.drop_pages(tail, self.cache.ledger.pages(moved))
             cascade.moved_tokens += moved
             sequence.stats.condensed(rows, time.perf_counter() - start)
-            self._batch = None
+            if self._batch is not None and sequence in self._batch.sequences:
+                self._batch.refresh(sequence)
 
     def _run_all(self, sequences: list[Sequence]) -> None:
         """Steps until all have finished; whatever happens, none is left behind."""

@@ -26,11 +26,10 @@ class Requests:
     """Makes sequences for one engine.
 
     Args:
-        config: the engine.
+        config: ``LLM.config``.
         tokenizer: of transformers.
         cache: where they will lie.
         prefill_bytes: (T, budget) -> bytes, ``Executor.prefill_bytes``.
-        decode: compression while decoding, of requests that name none of their own.
 
     Attributes:
         encoder: of the tokenizer.
@@ -42,13 +41,11 @@ class Requests:
         tokenizer: Any,
         cache: Cache,
         prefill_bytes: Callable[[int, Budget], int],
-        decode: HardKVConfig | None = None,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._cache = cache
         self._prefill_bytes = prefill_bytes
-        self._decode = decode
         self.encoder = Encoder(tokenizer, config.model.vocab_size)
 
     def generation(
@@ -81,6 +78,7 @@ class Requests:
     def check(self, params: SamplingParams) -> None:
         """Refuses of the parameters what ``question`` would, before the context is there. Any thread may ask."""
         self._ruled_out(params)
+        self._decode_compression(params)
 
     def question(
         self, token_ids: np.ndarray, params: SamplingParams, context: CompressedContext, stream: bool
@@ -159,19 +157,22 @@ class Requests:
             compact_tokens: that the compact segment stands for.
             num_tokens: that the cache comes to stand for; the last token generated is never fed.
         """
-        own = None if params is None else params.decode_compression
-        if own is False or params is None:
-            return None
-        config = self._decode if own is None else own
+        config = None if params is None else self._decode_compression(params)
         if config is None or num_tokens - compact_tokens < config.tail_tokens:
             return None
-        require(self._decode is not None, "decode_compression", own, "possible: the LLM was made without it")
-        assert self._decode is not None
+        assert self._config.decode_compression is not None
         model = self._config.model
-        rows = self._decode.rows(model)
-        most = self._decode.layer_budget
-        require(config.rows(model) <= rows, "layer_budget", config.layer_budget, f"at most {most}, that of the LLM")
-        return Cascade(config, model, rows)
+        return Cascade(config, model, self._config.decode_compression.rows(model))
+
+    def _decode_compression(self, params: SamplingParams) -> HardKVConfig | None:
+        own, of_all, model = params.decode_compression, self._config.decode_compression, self._config.model
+        if own is None or own is False:
+            return of_all if own is None else None
+        require(of_all is not None, "decode_compression", own, "possible: the LLM was made without it")
+        assert of_all is not None
+        most = f"at most {of_all.layer_budget}, that of the LLM"
+        require(own.rows(model) <= of_all.rows(model), "layer_budget", own.layer_budget, most)
+        return own
 
     def _ruled_out(self, params: SamplingParams) -> tuple[list[tuple[int, ...]], set[int]]:
         """Token ids of the bad words, and the tokens that end a sequence."""

@@ -163,6 +163,13 @@ class Sequence:
         moved = 0 if self.cascade is None else self.cascade.moved_tokens
         return (self._context_tokens or len(self.token_ids)) + moved
 
+    @property
+    def segment_rows(self) -> int:
+        """Rows of its compact segment."""
+        if self.stats.condensed_rows is not None:
+            return int(self.stats.condensed_rows.sum())
+        return 0 if self.segment is None else self.segment.rows
+
     # -- what happens to it
 
     def read_rows(self) -> None:

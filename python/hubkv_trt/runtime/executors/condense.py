@@ -7,13 +7,15 @@ import numpy as np
 import torch
 
 from ... import ops as stages
-from ...config import ModelConfig
+from ...config import HardKVConfig, HubKVConfig, ModelConfig
 from ..cache import Cache, Segment
 from ..sequence import Sequence
 
+_HUBKV = HubKVConfig()  # how ``HardKVConfig.refine`` refines
+
 
 def condense(model: ModelConfig, cache: Cache, sequence: Sequence, moved: int, target: Segment) -> np.ndarray:
-    """``Condenser.condense`` with the operators of ``hubkv_trt.ops``; everything it reads and writes is in the arena."""
+    """``Condenser.condense`` with the operators of ``hubkv_trt.ops``; all that it reads and writes is in the arena."""
     cascade, segment, tail = sequence.cascade, sequence.segment, sequence.tail
     assert cascade is not None
     assert segment is not None
@@ -28,11 +30,11 @@ def condense(model: ModelConfig, cache: Cache, sequence: Sequence, moved: int, t
         sequence.tail_start, model.num_kv_heads, *place, config.importance.value, config.pool_kernel,
         config.importance_share, config.sink_tokens, 0.0,
     )  # fmt: skip
-    counts, _, _ = stages.calibrate_top_p(
-        raw if config.calibrate else scores, scores, positions, offsets, model.num_layers, config.p,
-        config.sink_tokens, config.min_rows, config.upper_budget or 0,
-        (config.layer_budget or 0) * model.num_kv_heads, config.fill,
-    )  # fmt: skip
+    counts = _counts(config, model, raw, scores, positions, offsets)
+    if config.refine:
+        dropped = 1 - int(counts.sum()) / max(1, scores.numel())
+        scores = refined(scores, offsets, positions < config.sink_tokens, model.num_layers, _HUBKV.alpha(dropped))
+        counts = _counts(config, model, raw, scores, positions, offsets)
     kept = int(counts.sum())
     indices, head_offsets = stages.select_ragged(scores, positions, offsets, counts, kept, config.sink_tokens)
     stages.rewrite_into(
@@ -42,3 +44,48 @@ def condense(model: ModelConfig, cache: Cache, sequence: Sequence, moved: int, t
     target.head_offsets.copy_(head_offsets)
     target.work = None
     return counts.numpy().astype(np.int64).reshape(model.num_layers, model.num_kv_heads)
+
+
+def _counts(
+    config: HardKVConfig, model: ModelConfig, raw: torch.Tensor, scores: torch.Tensor, *where: torch.Tensor
+) -> torch.Tensor:
+    """int32 [L*Hkv], the rows of each head; ``where`` are the positions and offsets of ``score_window``."""
+    counts, _, _ = stages.calibrate_top_p(
+        raw if config.calibrate else scores, scores, *where, model.num_layers, config.p, config.sink_tokens,
+        config.min_rows, config.upper_budget or 0, (config.layer_budget or 0) * model.num_kv_heads, config.fill,
+    )  # fmt: skip
+    return counts
+
+
+def refined(
+    scores: torch.Tensor, offsets: torch.Tensor, protected: torch.Tensor, num_layers: int, alpha: float
+) -> torch.Tensor:
+    """The stage ``refine`` on ragged heads: of exp(scores), and the logarithm of what it gives.
+
+    Neighbours are the candidates beside one within its head. Protected ones keep their score; they count neither as
+    neighbours nor in the moments. The stage skips NaN, which stands for them and pads heads to one length.
+
+    Args:
+        scores: float32 [N], logarithms.
+        offsets: int64 [L*Hkv + 1], of the heads.
+        protected: bool [N].
+        num_layers: L.
+        alpha: strength.
+    """
+    sizes = offsets.diff()
+    padded = scores.new_full((sizes.numel(), max(1, int(sizes.max()))), float("nan"))
+    head = torch.repeat_interleave(sizes)
+    index = torch.arange(scores.numel(), device=scores.device) - offsets[head]
+    padded[head, index] = scores.exp().masked_fill(protected, float("nan"))
+    out, _ = stages.refine(
+        padded.view(num_layers, -1, padded.shape[1]),
+        scores.new_tensor([alpha]),
+        offsets.new_zeros(1, dtype=torch.int32),
+        _HUBKV.nms_kernel,
+        _HUBKV.penalty_factor,
+        _HUBKV.head_weight_temperature,
+        _HUBKV.min_head_weight,
+        _HUBKV.max_head_weight,
+        0,
+    )
+    return torch.where(protected, scores, out.view_as(padded)[head, index].log())
