@@ -103,8 +103,19 @@ class EagerExecutor:
         return draw(logits, params, generators, edits)
 
     @torch.inference_mode()
-    def extend(self, batch: Batch, token_ids: torch.Tensor, new_lengths: torch.Tensor | None = None) -> torch.Tensor:
-        """As ``Executor.extend``."""
+    def extend(
+        self,
+        batch: Batch,
+        token_ids: torch.Tensor,
+        new_lengths: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As ``Executor.extend``.
+
+        Args:
+            rows: int32 [M], which of the B*Tq new tokens (sequence-major) to give logits of, float32 [M, V], in place
+                of each sequence's last.
+        """
         tables, ledger = batch.tables(token_ids.shape[1], new_lengths), self._cache.ledger
         if batch.work is None or batch.stale:
             self._replan(batch)
@@ -121,7 +132,8 @@ class EagerExecutor:
             page_tokens=ledger.page_tokens,
             page_base=self._cache.page_base,
         )
-        inputs = ExtendInputs(token_ids.flatten(), tables.positions, tables.last_tokens, cache, len(batch))
+        wanted = tables.last_tokens if rows is None else rows
+        inputs = ExtendInputs(token_ids.flatten(), tables.positions, wanted, cache, len(batch))
         watching = batch.watching(token_ids.shape[1])
         outputs = self._decoder.extend(self._ops, inputs, new_queries=bool(watching))
         for b, cascade in watching:
