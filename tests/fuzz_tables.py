@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong tables are never a fault: plan, attend, append and compact on random bytes, each buffer beside a guard page.
+"""Wrong tables are never a fault: the stages that read tables on random bytes, each buffer beside a guard page.
 
     python tests/fuzz_tables.py FIRST_SEED SEEDS [emulated]
 
@@ -157,6 +157,74 @@ def fuzz_compact(rng: np.random.Generator) -> None:
     )
 
 
+def fuzz_decode(rng: np.random.Generator) -> None:
+    """The stages that compress while decoding, each on tables of random numbers or on what the one before gave."""
+    L, Hkv, P = int(rng.integers(1, 3)), int(rng.integers(1, 4)), int(rng.integers(1, 20))
+    G, W, D = int(rng.integers(1, 5)), int(rng.integers(1, 12)), 8 * int(rng.integers(1, 9))
+    dtype = int(rng.integers(0, 3))
+    item = 4 if dtype == _abi.FLOAT32 else 2
+    max_pages, heads = int(rng.integers(0, 5)), L * Hkv
+    size = 16 * int(rng.integers(0, 4000))
+    arena = Guarded(size).fill(rng.integers(0, 256, size, np.uint8))
+    K, tail = int(rng.integers(0, 60)), int(rng.integers(0, max_pages * P + 1))
+    if size >= 4096:
+        counts = np.cumsum(rng.integers(0, 2 * K // heads + 2, heads + 1)).astype(np.int64)
+        arena.array[1024 : 1024 + counts.nbytes] = counts.view(np.uint8)
+    table = np.array([[0, 2048, 1024, 512]]) if rng.random() < 0.5 else wild(rng, (1, 4), np.int64, size) // 16 * 16
+    segments = Guarded(32).fill(table.astype(np.int64))
+    pages = size // (L * 2 * Hkv * P * D * item) + 1
+    block_table = Guarded(max_pages * 4).fill(wild(rng, (max_pages,), np.int32, pages))
+    arena_table = Guarded(16).fill(np.array([arena.address, size], np.int64))
+    tables = (arena_table.address, segments.address, block_table.address)
+    cache = _abi.CacheParams(1, L, Hkv, D, dtype, P, max_pages, 16 * int(rng.integers(0, 200)), Hkv)
+    candidates = _abi.CandidatesParams(cache, K, tail, int(rng.integers(0, 99)), int(rng.integers(0, 9)))
+    N = K + heads * tail
+
+    q = Guarded(L * W * Hkv * G * D * item)
+    values = rng.standard_normal(q.size // item)
+    q.fill(values.astype(np.float16) if item == 2 else values.astype(np.float32))
+    positions = Guarded(K * 4).fill(wild(rng, (K,), np.int32, 50))
+    raw, transformed, places = (Guarded(N * 4) for _ in range(3))
+    offsets = Guarded((heads + 1) * 8)
+    score = _abi.ScoreWindowParams(candidates, W, Hkv * G, int(rng.integers(0, 3)), 5, 0.1, 0.0)
+    scratch = Guarded(-(-workspace_bytes("hubkv_score_window_workspace", DEVICE, score) // 256) * 256)
+    outputs = (x.address for x in (raw, transformed, places, offsets))
+    inputs = (q.address, positions.address, *tables)
+    call("hubkv_score_window", DEVICE, None, score, *inputs, *outputs, scratch.address, scratch.size)
+
+    if rng.random() < 0.5:
+        offsets.fill(wild(rng, (heads + 1,), np.int64, N))
+        for scores in (raw, transformed):
+            scores.fill(wild(rng, (N,), np.int32, 2**30))
+        places.fill(wild(rng, (N,), np.int32, 50))
+    ragged = (raw.address, transformed.address, places.address, offsets.address)
+    kept, temperature, calibrated = Guarded(heads * 4), Guarded(heads * 4), Guarded(N * 4)
+    bounds = (int(rng.integers(0, 5)), int(rng.integers(0, 40)), int(rng.integers(1, 90)), int(rng.integers(0, 2)))
+    p = float(rng.choice([1e-30, 0.5, 0.9, 1.0]))
+    calibration = _abi.CalibrateTopPParams(L, Hkv, N, p, int(rng.integers(0, 9)), *bounds)
+    scratch = Guarded(-(-workspace_bytes("hubkv_calibrate_top_p_workspace", DEVICE, calibration) // 256) * 256)
+    outputs = (x.address for x in (kept, temperature, calibrated, scratch))
+    call("hubkv_calibrate_top_p", DEVICE, None, calibration, *ragged, *outputs, scratch.size)
+    counts = kept.array.view(np.int32)
+    assert np.all((counts >= 0) & (counts <= N)), counts
+
+    if rng.random() < 0.5:
+        kept.fill(wild(rng, (heads,), np.int32, N))
+    rows = int(rng.integers(0, N + 1))
+    indices, head_offsets = Guarded(rows * 4), Guarded((heads + 1) * 8)
+    selection = _abi.SelectRaggedParams(heads, N, rows, int(rng.integers(0, 9)))
+    outputs = (x.address for x in (kept, indices, head_offsets))
+    call("hubkv_select_ragged", DEVICE, None, selection, *ragged[1:], *outputs)
+
+    if rng.random() < 0.5:
+        indices.fill(wild(rng, (rows,), np.int32, 50))
+        head_offsets.fill(wild(rng, (heads + 1,), np.int64, rows))
+    new = [Guarded(size) for size in (rows * D * item, rows * D * item, rows * 4, rows * 4)]
+    addresses = [x.address for x in new[:3]] + [new[3].address if rng.random() < 0.5 else None]
+    inputs = (places.address, indices.address, head_offsets.address, *tables)
+    call("hubkv_rewrite", DEVICE, None, _abi.RewriteParams(candidates, rows), *inputs, *addresses)
+
+
 def main() -> None:
     first, count = map(int, sys.argv[1:3])
     if DEVICE == _abi.CUDA:
@@ -168,6 +236,7 @@ def main() -> None:
         print(f"seed {seed}", flush=True)
         fuzz_cache(np.random.default_rng(seed))
         fuzz_compact(np.random.default_rng(seed))
+        fuzz_decode(np.random.default_rng(seed))
     print("done", flush=True)
 
 

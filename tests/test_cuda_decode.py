@@ -16,10 +16,9 @@ from on_device import DEVICES_AND_RACES, on, taken_from
 
 # Many examples, or large ones: test_cuda_decode_large.py runs them without the race detector.
 LARGE = ("test_equals_oracle_on_anything", "test_equals_oracle_on_logits", "test_large", "test_large_with_ties")
-globals().update(
-    taken_from(test_score_window, test_calibrate_top_p, test_select_ragged, test_rewrite, without=(*LARGE, "test_refuses"))
-)
-del test_score_window, test_calibrate_top_p, test_select_ragged, test_rewrite
+STAGES = (test_score_window, test_calibrate_top_p, test_select_ragged, test_rewrite)
+globals().update(taken_from(*STAGES, without=(*LARGE, "test_refuses")))
+del test_score_window, test_calibrate_top_p, test_select_ragged, test_rewrite, STAGES
 
 
 @pytest.fixture(scope="module", params=DEVICES_AND_RACES, autouse=True)

@@ -137,8 +137,7 @@ struct HeadEntries
         int64_t const begin = offsets[head];
         int64_t const end = offsets[head + 1];
         first = begin < 0 ? 0 : begin > N ? N : begin;
-        count = (end > N ? N : end) - first;
-        count = count < 0 ? 0 : count;
+        count = (end < first ? first : end > N ? N : end) - first;
     }
 };
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decoding_cache import DecodingCache, decoding_cache
 from device.moved import computing_on
 from hubkv_trt import ops, reference
 from ragged_cache import RaggedCache, as_numpy, new_rows, random_cache
@@ -119,6 +120,39 @@ def check_attend() -> None:
                 want = cache.oracle(q, k, v, new_lengths=lengths)
                 case = f"attend {dtype}, D = {head_dim}, Tq = {num_new}, G = {group}"
                 np.testing.assert_allclose(out.double().numpy(), want, rtol=tolerance, atol=tolerance, err_msg=case)
+
+
+def check_decode() -> None:
+    """The stages that compress while decoding, each on what the one before gave."""
+    for dtype, head_dim, window in ((torch.float32, 40, 3), (torch.float16, 64, 9), (torch.bfloat16, 128, 32)):
+        decoding = decoding_cache(rows=200, tail=150, tail_tokens=144, dtype=dtype, head_dim=head_dim, row_bias=True)
+        for score in ("vanilla", "snapkv", "rkv"):
+            arguments = decoding.score_arguments(decoding.queries(window, 3), score)
+            got = ops.score_window(*arguments)
+            want = reference.score_window(*[as_numpy(x) if isinstance(x, Tensor) else x for x in arguments])
+            case = f"{score} {dtype}, D = {head_dim}, W = {window}"
+            np.testing.assert_allclose(got[0].double(), want[0], rtol=1e-4, atol=1e-4, err_msg=case)
+            shares = (np.exp(got[1].double().numpy()), np.exp(want[1]))
+            np.testing.assert_allclose(*shares, rtol=1e-3, atol=1e-5, err_msg=case)
+            for x, y in zip(got[2:], want[2:], strict=True):
+                same_bytes(x, y, case)
+            compare_selection(decoding, got, case)
+
+
+def compare_selection(decoding: DecodingCache, scores: tuple[Tensor, ...], case: str) -> None:
+    """calibrate_top_p, select_ragged and rewrite: the bytes of the oracles."""
+    raw, transformed, *candidates = scores
+    for bounds in ((0, 0, 0, False), (3, 90, 120, False), (3, 0, 300, True)):
+        parameters = (2, 0.9, 4, *bounds)
+        counts, *rest = ops.calibrate_top_p(raw, transformed, *candidates, *parameters)
+        oracle = reference.calibrate_top_p(*(x.numpy() for x in (raw, transformed, *candidates)), *parameters)
+        for x, y in zip((counts, *rest), oracle, strict=True):
+            same_bytes(x, y, f"calibrate_top_p of {case}, {bounds}")
+        selection, rows = (transformed, *candidates, counts), int(counts.sum())
+        chosen = ops.select_ragged(*selection, rows, 4)
+        for x, y in zip(chosen, reference.select_ragged(*(x.numpy() for x in selection), rows, 4), strict=True):
+            same_bytes(x, y, f"select_ragged of {case}, {bounds}")
+        decoding.rewrite(candidates[0], *chosen)
 
 
 def wild(generator: torch.Generator, x: Tensor) -> Tensor:
