@@ -167,3 +167,43 @@ def test_refinement_chooses_other_rows_and_none_where_nothing_is_dropped(llms: d
         (output,) = llms[config].generate(ids(200), own, ratio=0.0)
         assert (output.token_ids == plain.token_ids) is same
         assert output.stats.condensed_rows.mean(axis=1).max() <= (config.layer_budget or 10**6)
+
+
+# ---- the condensed tier ----------------------------------------------------------------------------------------------
+
+MERGED = SOME.replace(layer_budget=24, upper_budget=32, condensed_rows=2)
+
+
+@pytest.fixture(scope="module")
+def merging(tiny_engine: Callable[..., Path]) -> LLM:
+    return LLM(tiny_engine("llama"), decode_compression=MERGED, cache_bytes=64 << 20)
+
+
+def test_merged_rows_come_beside_the_budget(merging: LLM) -> None:
+    ledger = merging.cache.ledger
+    assert ledger.slices(100)["row_bias"] == 512
+    prompts, params = [ids(200), ids(60, 1), ids(9, 2)], LONG
+    together = merging.generate(prompts, params, ratio=0.5)
+    for prompt, output in zip(prompts, together, strict=True):
+        (alone,) = merging.generate(prompt, params, ratio=0.5)
+        assert output.token_ids == alone.token_ids
+        assert output.stats.condensed_rows.mean(axis=1).max() <= MERGED.layer_budget + MERGED.condensed_rows
+        assert output.stats.condensed_rows.min() >= MERGED.min_rows + MERGED.condensed_rows
+    gc.collect()
+    merging.cache.audit()
+    assert merging.cache.held_bytes == ledger.segment_bytes(merging._staging.rows)
+
+
+def test_nothing_is_lost_where_nothing_is_merged(merging: LLM, tiny_engine: Callable[..., Path]) -> None:
+    """Rows that stand for nothing change nothing, however many compressions leave them."""
+    everything = EVERYTHING.replace(layer_budget=400, condensed_rows=3)
+    llm = LLM(tiny_engine("llama"), decode_compression=everything, cache_bytes=64 << 20)
+    (plain,) = llm.generate(ids(40), without(LONG), ratio=0.5)
+    (kept,) = llm.generate(ids(40), LONG, ratio=0.5)
+    assert kept.token_ids == plain.token_ids
+    assert kept.stats.condensations >= 5
+    more = dataclasses.replace(LONG, decode_compression=MERGED.replace(condensed_rows=3))
+    with pytest.raises(ValueError, match=r"^condensed_rows: 3 is not at most 2"):
+        merging.generate(ids(9), more)
+    with pytest.raises(ValueError, match=r"^condensed_rows: 1 is not possible without a layer_budget"):
+        EVERYTHING.replace(condensed_rows=1)

@@ -94,6 +94,11 @@ class EngineConfig(Config):
             check_plans(self, self.tensorrt)
 
     @property
+    def has_row_bias(self) -> bool:
+        """Whether compact rows may stand for several tokens each, and have a bias for it."""
+        return self.decode_compression is not None and self.decode_compression.condensed_rows > 0
+
+    @property
     def has_gate(self) -> bool:
         """Whether the engine directory holds the tensors of a gate."""
         return self.hubkv is not None and self.hubkv.scorer is Scorer.FASTKVZIP

@@ -40,6 +40,8 @@ class HardKVConfig(Config):
         refine: HubKV's refinement (``HubKVConfig()``) follows the importance: local hubs stay, their neighbours are
             discounted, the more the larger the fraction of rows is that the compression drops.
         min_rows: that a head keeps at least.
+        condensed_rows: m, rows of each head beside ``layer_budget`` that stand for what a compression evicts, with the
+            log-sum-exp of its attention; 0: that is dropped. Needs a ``layer_budget``.
         fill: layers keep all of ``layer_budget``, whatever ``p`` would keep: a fixed budget, spread over heads by need.
         calibrate: brings each head's distribution to the sharpness of its plain attention before ``p`` cuts it.
     """
@@ -56,6 +58,7 @@ class HardKVConfig(Config):
     importance_share: float = 0.1
     refine: bool = False
     min_rows: int = 8
+    condensed_rows: int = 0
     fill: bool = False
     calibrate: bool = True
 
@@ -81,6 +84,10 @@ class HardKVConfig(Config):
         require(ok, "importance_share", share, "a number in [0, 1]")
         for name in ("calibrate", "fill", "refine"):
             require(type(getattr(self, name)) is bool, name, getattr(self, name), "true or false")
+        rows = self.condensed_rows
+        require(type(rows) is int and 0 <= rows <= 256, "condensed_rows", rows, "an integer in 0..256")
+        ok = rows == 0 or self.layer_budget is not None
+        require(ok, "condensed_rows", rows, "possible without a layer_budget")
         require(not self.fill or self.layer_budget is not None, "fill", self.fill, "possible without a layer_budget")
 
     @property
@@ -91,4 +98,5 @@ class HardKVConfig(Config):
     def rows(self, model: ModelConfig) -> int:
         """Rows that the compact segment of a sequence can come to hold."""
         most = model.max_position_embeddings
-        return model.num_rows_per_token * (most if self.layer_budget is None else min(most, self.layer_budget))
+        kept = most if self.layer_budget is None else min(most, self.layer_budget)
+        return model.num_rows_per_token * (kept + self.condensed_rows)

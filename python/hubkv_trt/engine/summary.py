@@ -34,7 +34,7 @@ def cache_figures(
         raise ValueError("hubkv: None is not a HubKV configuration: the engine is dense")
     tokens = config.max_input_len
     kept = budget(config.model, config.hubkv, tokens, config.hubkv.ratio if ratio is None else ratio)
-    ledger = Ledger(config.model, config.dtype)
+    ledger = Ledger(config.model, config.dtype, row_bias=config.has_row_bias)
     dense_bytes, kept_bytes = ledger.dense_bytes(tokens), ledger.segment_bytes(kept.num_rows)
     return {
         "dense_bytes_per_token": dense_bytes / tokens,
@@ -101,6 +101,8 @@ def summarize(
     if (decode := config.decode_compression) is not None:
         budget_text = "no budget" if decode.layer_budget is None else f"{decode.layer_budget:,} rows a head and layer"
         rows.append(("while decoding", f"HARD-KV, p = {decode.p:g}, every {decode.interval} tokens, {budget_text}"))
+        if decode.condensed_rows:
+            rows.append(("  evicted rows", f"merged into {decode.condensed_rows} a head"))
     for name in (*sorted(config.files), ENGINE_FILE):
         if (path / name).is_file():
             rows.append((f"  {name}", _size((path / name).stat().st_size)))

@@ -35,20 +35,24 @@ class Ledger:
         model: gives L, Hkv and D.
         dtype: of the rows.
         page_tokens: P.
+        row_bias: segments have a bias for each row.
     """
 
     model: ModelConfig
     dtype: DType
     page_tokens: int = PAGE_TOKENS
+    row_bias: bool = False
 
     def slices(self, rows: int) -> dict[str, int]:
         """Bytes of each slice of a compact segment of K rows, padding included, in the order they lie in memory."""
         row = self.model.head_dim * self.dtype.itemsize
+        bias = {"row_bias": align(rows * 4)} if self.row_bias else {}  # float32 [K]
         return {
             "k_rows": align(rows * row),  # [K, D]
             "v_rows": align(rows * row),  # [K, D]
             "head_offsets": align((self.model.num_rows_per_token + 1) * 8),  # int64 [L*Hkv + 1]
             "positions": align(rows * 4),  # int32 [K]
+            **bias,
         }
 
     def segment_bytes(self, rows: int) -> int:
@@ -89,6 +93,7 @@ class Segment:
     head_offsets: torch.Tensor  # int64 [L*Hkv + 1]
     positions: torch.Tensor  # int32 [K]
     entry: tuple[int, int, int, int]  # its row of the table ``segments`` (include/hubkv/hubkv.h)
+    row_bias: torch.Tensor | None = None  # float32 [K], where the ledger has one
     references: int = 1
     work: tuple[np.ndarray, np.ndarray] | None = None  # its own list of attend's work, for an executor that keeps it
 
@@ -225,7 +230,8 @@ class Cache:
             v_rows=view(at["v_rows"], row_type, rows, model.head_dim),
             head_offsets=view(at["head_offsets"], torch.int64, model.num_rows_per_token + 1),
             positions=view(at["positions"], torch.int32, rows),
-            entry=(at["k_rows"], at["v_rows"], at["head_offsets"], -1),
+            entry=(at["k_rows"], at["v_rows"], at["head_offsets"], at.get("row_bias", -1)),
+            row_bias=view(at["row_bias"], torch.float32, rows) if "row_bias" in at else None,
         )
         self._segments.add(segment)
         self._count(num_bytes)

@@ -42,7 +42,7 @@ def create_cache(
     for name, value in (("cache_bytes", cache_bytes), ("tail_tokens", tail_tokens)):
         require(value is None or type(value) is int, name, value, "an integer or None")
     model = config.model
-    ledger = Ledger(model, config.dtype)
+    ledger = Ledger(model, config.dtype, row_bias=config.has_row_bias)
     pages = most_pages(config, tail_tokens)
     prompts = config.max_batch_size * ledger.segment_bytes(model.num_rows_per_token * config.max_input_len)
     prompts += align(lent_bytes)

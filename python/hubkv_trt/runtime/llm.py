@@ -8,11 +8,12 @@ import time
 import traceback
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ..config import EngineConfig, HardKVConfig, require
+from ..config import EngineConfig, HardKVConfig
 from ..engine.directory import Engine, load_engine
 from .batch import Batch
 from .cache import Cache, CacheFullError, Segment
@@ -74,19 +75,17 @@ class LLM:
     ) -> None:
         if not isinstance(engine, Engine):
             engine = load_engine(engine, verify=verify)
+        decode = decode_compression or engine.config.decode_compression
+        engine = replace(engine, config=engine.config.replace(decode_compression=decode))
         self.config: EngineConfig = engine.config
         self.tokenizer: Any = engine.load_tokenizer()
         self.cache: Cache
         self._executor: Executor
         self.cache, self._executor = create_executor(engine, cache_bytes, tail_tokens)
         self._scheduler = Scheduler(self.cache, engine.config.max_batch_size)
-        decode = decode_compression or engine.config.decode_compression
         self._staging: Segment | None = None  # where a compression while decoding writes
         if decode is not None:
-            able = isinstance(self._executor, Condenser)
-            require(able, "decode_compression", decode, f"run by the backend {self.config.backend.value}: leave it out")
             self._staging = self.cache.allocate(decode.rows(self.config.model))
-            self.config = self.config.replace(decode_compression=decode)
         self._requests = Requests(self.config, self.tokenizer, self.cache, self._executor.prefill_bytes)
         self._batch: Batch | None = None  # the running sequences as they were in the last decode step
         self._next_tokens = torch.empty(0, 1, dtype=torch.int32)  # [B, 1], theirs

@@ -171,6 +171,8 @@ class Requests:
         require(of_all is not None, "decode_compression", own, "possible: the LLM was made without it")
         assert of_all is not None
         most = f"at most {of_all.layer_budget}, that of the LLM"
+        rows, merged = own.condensed_rows, of_all.condensed_rows
+        require(rows <= merged, "condensed_rows", rows, f"at most {merged}, that of the LLM")
         require(own.rows(model) <= of_all.rows(model), "layer_budget", own.layer_budget, most)
         return own
 

@@ -8,6 +8,7 @@ import torch
 
 from ... import ops as stages
 from ...config import HardKVConfig, HubKVConfig, ModelConfig
+from ...config.base import INT32_MAX
 from ..cache import Cache, Segment
 from ..sequence import Sequence
 
@@ -37,13 +38,23 @@ def condense(model: ModelConfig, cache: Cache, sequence: Sequence, moved: int, t
         counts = _counts(config, model, raw, scores, positions, offsets)
     kept = int(counts.sum())
     indices, head_offsets = stages.select_ragged(scores, positions, offsets, counts, kept, config.sink_tokens)
-    stages.rewrite_into(
+    merged = config.condensed_rows  # of each head, behind its own rows
+    size = kept + merged * model.num_rows_per_token
+    k_rows, v_rows, new_positions = target.k_rows[:size], target.v_rows[:size], target.positions[:size]
+    bias = None if target.row_bias is None else target.row_bias[:size]
+    given = (
         positions, indices, head_offsets, cache.arena, segments, pages, num_rows, moved, sequence.tail_start,
-        model.num_layers, *place, target.k_rows[:kept], target.v_rows[:kept], target.positions[:kept], None,
+        model.num_layers, *place, merged, k_rows, v_rows, new_positions, bias,
     )  # fmt: skip
-    target.head_offsets.copy_(head_offsets)
+    stages.rewrite_into(*given)
+    if merged:
+        assert bias is not None
+        stages.merge_into(raw, *given)
+        # A row without members has position 0, as a sink: it must not be kept for that.
+        new_positions.masked_fill_(bias == -torch.inf, INT32_MAX)
+    target.head_offsets.copy_(head_offsets + merged * torch.arange(head_offsets.numel()))
     target.work = None
-    return counts.numpy().astype(np.int64).reshape(model.num_layers, model.num_kv_heads)
+    return (counts.numpy().astype(np.int64) + merged).reshape(model.num_layers, model.num_kv_heads)
 
 
 def _counts(

@@ -85,6 +85,8 @@ class EagerExecutor:
             raise RuntimeError(f"prefill kept {tuple(outputs.k_rows.shape)} rows elsewhere than in its segment")
         segment.positions.copy_(outputs.positions)
         segment.head_offsets.copy_(outputs.head_offsets)
+        if segment.row_bias is not None:
+            segment.row_bias.zero_()
         rows = np.diff(outputs.head_offsets.numpy()).reshape(self._model.num_layers, self._model.num_kv_heads)
         return Prefill(outputs.logits.unsqueeze(0), lambda: rows, dict(ops.seconds))
 
