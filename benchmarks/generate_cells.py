@@ -41,7 +41,7 @@ def hubkv(cell: dict[str, Any]) -> dict[str, Any]:
     """`engine`, `tokens`, `ratio`, `batch`, `new_tokens`, `repeat`, `prefills`."""
     from hubkv_trt.config import budget
     from hubkv_trt.engine.directory import load_engine
-    from hubkv_trt.runtime.cache import Ledger
+    from hubkv_trt.runtime.ledger import Ledger
     from hubkv_trt.runtime.llm import LLM
     from hubkv_trt.runtime.memory import trim_heap
 

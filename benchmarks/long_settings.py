@@ -23,6 +23,7 @@ def settings(budget: int, interval: int, window: int) -> dict[str, HardKVConfig 
         "top-p": base.replace(layer_budget=None, upper_budget=None),
         "HARD-KV": base,  # p and the budget as bounds
         "HARD-KV fixed": base.replace(fill=True),  # the whole budget, heads share it by need
+        "HARD-KV merged": base.replace(fill=True, condensed_rows=4, layer_budget=budget - 4),
         "HARD-KV refined": base.replace(fill=True, refine=True),
         "SnapKV": static.replace(importance=Importance.SNAPKV),
         "R-KV": static.replace(importance=Importance.RKV),

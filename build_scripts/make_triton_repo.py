@@ -25,6 +25,7 @@ def command(arguments: argparse.Namespace) -> int:
         tail_tokens=arguments.tail_tokens,
         max_waiting=arguments.max_waiting,
         prefill_tokens_per_step=arguments.prefill_tokens_per_step,
+        overcommit=arguments.overcommit,
         decode_compression=arguments.decode_compression,
     )
     folder = write_model(
@@ -53,6 +54,7 @@ if __name__ == "__main__":
     parser.add_argument("--tail-tokens", type=int, metavar="N", help="generated tokens of all requests together")
     parser.add_argument("--max-waiting", type=int, metavar="N", help="requests that may wait (default: see Service)")
     parser.add_argument("--prefill-tokens-per-step", type=int, metavar="N", help="prompt tokens between decode steps")
+    parser.add_argument("--overcommit", type=float, metavar="F", help="fraction of tails that is not reserved")
     parser.add_argument(
         "--decode-compression",
         type=hard_kv,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -139,6 +140,22 @@ def tiny_engine(
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def _tiny_llm(tiny_engine: Callable[..., Path]) -> Any:
+    from hubkv_trt.runtime.llm import LLM
+
+    return LLM(tiny_engine("llama"))
+
+
+@pytest.fixture
+def tiny(_tiny_llm: Any) -> Iterator[Any]:
+    """An LLM on the tiny llama engine. After every test it holds nothing, and its books are right."""
+    yield _tiny_llm
+    gc.collect()
+    _tiny_llm.cache.audit()
+    assert _tiny_llm.cache.held_bytes == 0
 
 
 # ---- Triton ----------------------------------------------------------------------------------------------------------

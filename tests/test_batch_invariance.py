@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from hubkv_trt.config import DType
-from hubkv_trt.engine.directory import load_engine
+from hubkv_trt.engine.directory import Engine, load_engine
 from hubkv_trt.graph.linear import linear, pack_weights
 from hubkv_trt.runtime.llm import LLM, SamplingParams
 from hubkv_trt.runtime.sampler import sample
+from hubkv_trt.runtime.scheduler import Policy
 from paced_engine import ids
 
 DTYPES = ["float32", "bfloat16", "float16"]
@@ -58,8 +59,8 @@ def test_a_draw_does_not_depend_on_the_others() -> None:
         assert torch.equal(together, torch.cat(alone))
 
 
-def logits_of(llm: LLM, prompts: list[list[int]], ratios: list[float]) -> list[torch.Tensor]:
-    """[tokens, V] of each prompt, which run together."""
+def logits_of(llm: LLM, prompts: list[list[int]], ratios: list[float], tokens: int = 12) -> list[torch.Tensor]:
+    """[tokens, V] of each prompt, which run together; those that a token is chosen from."""
     seen: dict[int, list[torch.Tensor]] = {}
     drawn = llm._executor.sample
 
@@ -68,7 +69,7 @@ def logits_of(llm: LLM, prompts: list[list[int]], ratios: list[float]) -> list[t
             seen.setdefault(id(p), []).append(row.clone())
         return drawn(logits, params, *rest)  # type: ignore[arg-type]
 
-    params = [SamplingParams(max_tokens=12 - i, ignore_eos=True) for i in range(len(prompts))]
+    params = [SamplingParams(max_tokens=tokens - i, ignore_eos=True) for i in range(len(prompts))]
     llm._executor.sample = watched  # type: ignore[method-assign, assignment]
     try:
         llm.generate(prompts, params, ratio=ratios)
@@ -77,14 +78,18 @@ def logits_of(llm: LLM, prompts: list[list[int]], ratios: list[float]) -> list[t
     return [torch.stack(seen[id(p)]) for p in params]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_logits_of_a_request_are_the_same_alone_and_in_a_batch(tiny_engine: Callable[..., Path], dtype: str) -> None:
-    engine = load_engine(tiny_engine("llama"))
-    torch_dtype = getattr(torch, dtype)
+def as_dtype(path: Path, dtype: str) -> Engine:
+    """The engine with its weights rounded to another dtype, for batches of 8."""
+    engine, torch_dtype = load_engine(path), getattr(torch, dtype)
     weights = {name: t.to(torch_dtype) for name, t in engine.weights.items()}
     gate = {name: t.to(torch_dtype) for name, t in engine.gate.items()}
     config = engine.config.replace(dtype=DType(dtype), max_batch_size=8)
-    llm = LLM(dataclasses.replace(engine, config=config, weights=weights, gate=gate))
+    return dataclasses.replace(engine, config=config, weights=weights, gate=gate)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_of_a_request_are_the_same_alone_and_in_a_batch(tiny_engine: Callable[..., Path], dtype: str) -> None:
+    llm = LLM(as_dtype(tiny_engine("llama"), dtype))
     prompts = [ids(n, seed=n) for n in (300, 20, 77, 500, 3, 160, 64)]
     ratios = [0.5, 0.0, 0.9, 0.3, 0.5, 0.75, 0.1]
     together = logits_of(llm, prompts, ratios)
@@ -92,3 +97,16 @@ def test_logits_of_a_request_are_the_same_alone_and_in_a_batch(tiny_engine: Call
         (alone,) = logits_of(llm, prompts[index : index + 1], ratios[index : index + 1])
         count = min(len(alone), len(together[index]))
         assert torch.equal(alone[:count], together[index][:count])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_of_a_request_are_the_same_after_it_was_preempted(tiny_engine: Callable[..., Path], dtype: str) -> None:
+    llm = LLM(as_dtype(tiny_engine("llama"), dtype), tail_tokens=96)
+    preempted = []
+    llm._scheduler.policy = Policy(overcommit=1.0, on_preempt=lambda: preempted.append(1))
+    prompts, ratios = [ids(n, seed=n) for n in (300, 20, 77, 160)], [0.5, 0.0, 0.9, 0.3]
+    together = logits_of(llm, prompts, ratios, 60)
+    assert len(preempted) >= 2
+    for index in range(4):
+        (alone,) = logits_of(llm, prompts[index : index + 1], ratios[index : index + 1], 60)
+        assert torch.equal(alone[: 60 - index], together[index])

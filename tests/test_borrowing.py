@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,11 @@ import torch
 from hubkv_trt.config import Budget, DType, budget
 from hubkv_trt.engine.directory import load_engine
 from hubkv_trt.engine.profiles import prefill_profiles
-from hubkv_trt.runtime.cache import Cache, CacheFullError, Ledger, Segment
+from hubkv_trt.runtime.cache import Cache, CacheFullError, Segment
 from hubkv_trt.runtime.cache_size import create_cache, largest_prompt, most_pages
 from hubkv_trt.runtime.executors.eager import EagerExecutor
 from hubkv_trt.runtime.executors.executor import Prefill
+from hubkv_trt.runtime.ledger import Ledger
 from hubkv_trt.runtime.llm import LLM, SamplingParams
 from tensorrt_config import make_config
 
@@ -31,11 +32,13 @@ class Borrowing(EagerExecutor):
     def prefill_bytes(self, num_tokens: int, budget: Budget) -> int:
         return self._cache.ledger.dense_bytes(num_tokens)
 
-    def prefill(self, token_ids: np.ndarray, budget: Budget, alpha: float, window: int, segment: Segment) -> Prefill:
+    def prefill_by_layers(
+        self, token_ids: np.ndarray, budget: Budget, alpha: float, window: int, segment: Segment
+    ) -> Generator[None, None, Prefill]:
         num_bytes = self.prefill_bytes(len(token_ids), budget)
         with self._cache.lend(num_bytes) as offset:
             self._cache.arena[offset : offset + num_bytes].fill_(0xFF)
-            return super().prefill(token_ids, budget, alpha, window, segment)
+            return (yield from super().prefill_by_layers(token_ids, budget, alpha, window, segment))
 
 
 def borrowing(engine: Path, **sizes: int) -> LLM:

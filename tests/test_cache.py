@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from hubkv_trt.config import DType, EngineConfig, ModelConfig
 from hubkv_trt.runtime.arena import FreeList, align
-from hubkv_trt.runtime.cache import Cache, CacheFullError, Ledger
+from hubkv_trt.runtime.cache import Cache, CacheFullError
 from hubkv_trt.runtime.cache_size import create_cache
+from hubkv_trt.runtime.ledger import Ledger
 from hubkv_trt.runtime.memory import resident_bytes
 
 

@@ -71,3 +71,19 @@ def test_a_question_is_refused_before_its_document_is_compressed(llm: LLM) -> No
         with pytest.raises(ValueError, match=r"^layer_budget: 65 is not at most 64"):
             service.submit(ServiceRequest("Who?", params, context_id="c", document=ids(50)))
         assert not service.has_context("c")
+
+
+def test_others_give_way_but_not_those_that_are_compressed(tiny_engine: Callable[..., Path]) -> None:
+    """Pages for 128 tokens: the tails of two requests alone would fill them."""
+    llm = LLM(tiny_engine("llama"), decode_compression=CASCADE, cache_bytes=64 << 20, tail_tokens=128)
+    none = dataclasses.replace(LONG, decode_compression=False)
+    asked = [(ids(20), none), (ids(30, 1), LONG), (ids(40, 2), none), (ids(50, 3), LONG)]
+    alone = [llm.generate(prompt, params)[0] for prompt, params in asked]
+    with Service(llm, overcommit=1.0) as service:
+        tickets = [service.submit(ServiceRequest(prompt, params)) for prompt, params in asked]
+        together = [ticket.result(60) for ticket in tickets]
+    assert [o.token_ids for o in together] == [o.token_ids for o in alone]
+    preemptions = [o.stats.preemptions for o in together]
+    assert preemptions[1] == preemptions[3] == 0
+    assert preemptions[0] + preemptions[2] > 0
+    llm.cache.audit()

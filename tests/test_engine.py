@@ -19,7 +19,7 @@ from hubkv_trt.engine.build import build_engine
 from hubkv_trt.engine.directory import load_engine, load_tensors, read_config, save_tensors
 from hubkv_trt.engine.summary import cache_figures, summarize
 from hubkv_trt.models.checkpoint import load_config, load_tokenizer, load_weights
-from hubkv_trt.runtime.cache import Ledger
+from hubkv_trt.runtime.ledger import Ledger
 from hubkv_trt.scorers.fastkvzip import engine_weights, load_gate
 from tiny_models import edit_json, snapshot
 

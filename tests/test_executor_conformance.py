@@ -19,8 +19,9 @@ from hubkv_trt.engine.build import build_engine
 from hubkv_trt.engine.directory import load_engine
 from hubkv_trt.models.checkpoint import load_config
 from hubkv_trt.runtime.batch import Batch
-from hubkv_trt.runtime.executors.executor import Prefill
+from hubkv_trt.runtime.executors.executor import LayerwiseExecutor, Prefill
 from hubkv_trt.runtime.llm import LLM, SamplingParams
+from hubkv_trt.runtime.prefill_run import begin_prefill
 from hubkv_trt.runtime.scheduler import Phase
 from hubkv_trt.runtime.sequence import Sequence
 from hubkv_trt.scorers.fastkvzip import Gate, gate_shapes, save_gate
@@ -84,15 +85,21 @@ def ids(count: int, seed: int = 0) -> np.ndarray:
     return torch.randint(3, 250, (count,), generator=torch.Generator().manual_seed(seed)).numpy().astype(np.int32)
 
 
-def start(llm: LLM, token_ids: np.ndarray, ratio: float = 0.5) -> tuple[Sequence, Prefill]:
-    """Prefills a prompt; its sequence runs, with room for 100 tokens."""
-    hubkv = llm.config.hubkv
+def schedule(llm: LLM, token_ids: np.ndarray, ratio: float = 0.5) -> Sequence:
+    """A prompt that shall be prefilled now, with room for 100 tokens behind it."""
     params = SamplingParams(max_tokens=101, ignore_eos=True)
-    sequence = llm._requests.prompt(token_ids, params, ratio if hubkv else None, stream=False)
+    sequence = llm._requests.prompt(token_ids, params, ratio if llm.config.hubkv else None, stream=False)
     llm._scheduler.add(sequence)
     phase, started = llm._scheduler.schedule()
     assert phase is Phase.PREFILL
     assert started == [sequence]
+    return sequence
+
+
+def start(llm: LLM, token_ids: np.ndarray, ratio: float = 0.5) -> tuple[Sequence, Prefill]:
+    """Prefills a prompt; its sequence runs."""
+    hubkv = llm.config.hubkv
+    sequence = schedule(llm, token_ids, ratio)
     assert sequence.budget is not None
     assert sequence.segment is not None
     alpha, window = (hubkv.alpha(ratio), hubkv.window(len(token_ids))) if hubkv else (0.0, 0)
@@ -203,6 +210,38 @@ def test_prefill_is_reproducible_and_prompts_do_not_meet(llm: LLM) -> None:
     assert again.segment is not None
     assert torch.equal(host(first.segment.k_rows), host(again.segment.k_rows))
     assert torch.equal(host(first.segment.positions), host(again.segment.positions))
+
+
+@pytest.mark.parametrize("scope", [*Scope, None])
+def test_a_prefill_that_pauses_gives_the_same_bits_and_disturbs_nobody(
+    engine: Callable[..., Path], scope: Scope | None
+) -> None:
+    """Where the executor can stop in a prompt, others extend in the pauses; else it runs at once."""
+    llm = LLM(engine(scope))
+    layers, prompt, tokens = llm.config.model.num_layers, ids(101), ids(20, 5)
+    whole, done = start(llm, prompt)
+    decoding = [start(llm, ids(n, n))[0] for n in (30, 60)]
+    wanted = steps(llm, Batch(decoding, llm.cache), [tokens] * 2)
+    for sequence in decoding:
+        llm._scheduler.finish(sequence, "stop")
+    batch = Batch([start(llm, ids(n, n))[0] for n in (30, 60)], llm.cache)
+    sequence = schedule(llm, prompt)
+    run = begin_prefill(llm._executor, llm.config, sequence)
+    found, pauses = [], []
+    while (ended := run.advance(1)) is None:
+        pauses.append(run.tokens)
+        found.append(extend(llm, batch, [tokens[len(found) : len(found) + 1]] * 2))
+    stops = isinstance(llm._executor, LayerwiseExecutor)
+    assert pauses == ([101 * j // layers for j in range(1, layers)] if stops else [])
+    assert run.tokens == 101
+    assert torch.equal(host(ended.logits), host(done.logits))
+    assert np.array_equal(ended.rows(), done.rows())
+    assert sequence.segment is not None
+    assert whole.segment is not None
+    for name in ("k_rows", "v_rows", "positions", "head_offsets"):
+        assert torch.equal(host(getattr(sequence.segment, name)), host(getattr(whole.segment, name)))
+    for logits, other in zip(found, wanted, strict=False):
+        assert torch.equal(logits, other)
 
 
 def test_scores_that_are_not_finite_fail_the_prompt_and_give_all_back(engine: Callable[..., Path]) -> None:

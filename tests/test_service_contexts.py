@@ -164,7 +164,7 @@ def test_a_document_that_fails_fails_its_questions(engine: PacedEngine, monkeypa
 
     with engine.service() as service:
         with monkeypatch.context() as patch:
-            patch.setattr(engine.llm._executor, "prefill", fail)
+            patch.setattr(engine.llm._executor, "prefill_by_layers", fail)
             with engine.held():
                 tickets = [service.submit(document("a")), service.submit(question("a"))]
             for ticket in tickets:

@@ -17,10 +17,10 @@ from hubkv_trt.config import HubKVConfig, Scope
 from hubkv_trt.cuda import memory, upload
 from hubkv_trt.engine.bindings import extend_bindings, prefill_bindings, row_names, work_capacity
 from hubkv_trt.runtime.batch import Tables
-from hubkv_trt.runtime.cache import PAGE_TOKENS
 from hubkv_trt.runtime.executors import tables
 from hubkv_trt.runtime.executors.rows import place_rows, staged_bytes
 from hubkv_trt.runtime.executors.stage_calls import append_rows, plan_work
+from hubkv_trt.runtime.ledger import PAGE_TOKENS
 from ragged_cache import new_rows, random_cache
 from tensorrt_config import make_config
 

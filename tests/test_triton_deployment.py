@@ -71,7 +71,7 @@ def test_the_script_writes_what_the_model_reads(triton: TritonSite, tmp_path: Pa
     """Engine by absolute path, and every parameter; what is there is replaced on request only."""
     script = [sys.executable, str(ROOT / "build_scripts" / "make_triton_repo.py"), "--engine", str(triton.engine),
               "--output", str(tmp_path), "--name", "other", "--unary", "--cache-bytes", "32MiB", "--tail-tokens", "96",
-              "--max-waiting", "3", "--prefill-tokens-per-step", "64"]  # fmt: skip
+              "--max-waiting", "3", "--prefill-tokens-per-step", "64", "--overcommit", "0.5"]  # fmt: skip
     subprocess.run(script, check=True, timeout=SECONDS)
     text = (tmp_path / "other" / "config.pbtxt").read_text()
     assert 'name: "other"' in text
@@ -79,7 +79,7 @@ def test_the_script_writes_what_the_model_reads(triton: TritonSite, tmp_path: Pa
     assert (tmp_path / "other" / "1" / "model.py").read_bytes() == (TEMPLATE / "1" / "model.py").read_bytes()
     for field in (*INPUTS, *OUTPUTS):
         assert text.count(f'name: "{field.name}"') == 1
-    for key, value in {"engine": str(triton.engine), "cache_bytes": "33554432", "max_waiting": "3"}.items():
+    for key, value in {"engine": str(triton.engine), "cache_bytes": "33554432", "overcommit": "0.5"}.items():
         assert f'key: "{key}" value: {{ string_value: "{value}" }}' in text
     parameters = ModelParameters(str(triton.engine))
     with pytest.raises(ValueError, match=r"exists; use --force"):
@@ -95,12 +95,15 @@ def test_parameters(tmp_path: Path) -> None:
 
     assert read(engine="engine", max_waiting="5") == ModelParameters(str(tmp_path / "engine"), max_waiting=5)
     assert read(engine="/e", cache_bytes="7").engine == "/e"
-    assert read(engine="/e", max_waiting="5").service == {"max_waiting": 5}
+    given = read(engine="/e", max_waiting="5", overcommit="0.25")
+    assert given.service == {"max_waiting": 5, "overcommit": 0.25}
     for values, message in (
         ({}, "engine is missing"),
         ({"engine": "e", "cache_byte": "1"}, "cache_byte"),
         ({"engine": "e", "cache_bytes": "1e9"}, "cache_bytes: '1e9' is not an integer"),
         ({"engine": "e", "tail_tokens": "0"}, "tail_tokens: 0 is not an integer greater than 0"),
+        ({"engine": "e", "overcommit": "-1"}, "overcommit: '-1' is not a fraction"),
+        ({"engine": "e", "overcommit": "1.5"}, r"overcommit: 1\.5 is not a fraction"),
     ):
         with pytest.raises(ValueError, match=message):
             read(**values)

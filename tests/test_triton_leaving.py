@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that leave a real Triton server, and a model that leaves: all memory comes back, others notice nothing."""
+"""Clients that leave a real Triton server, a model that leaves, and the server itself: all memory comes back, others
+notice nothing."""
 
 from __future__ import annotations
 
@@ -9,13 +10,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from hubkv_trt.serving.client import HubKVClient, ServerError
+from hubkv_trt.serving.client import HubKVClient, Piece, ServerError
+from hubkv_trt.serving.repository import ModelParameters, write_model
+from hubkv_trt.serving.triton_server import TritonServer
 from triton_cases import CASES, LONG, PROMPT, grown
-from triton_site import SECONDS, TritonSite
+from triton_site import CACHE_BYTES, ENVIRONMENT, SECONDS, TEMPLATE, TritonSite
+
+SHUTDOWN_SECONDS = 30.0  # the server gives what runs ten of them
 
 
 def test_cancelled_streams(triton: TritonSite) -> None:
@@ -108,3 +116,48 @@ def test_unloaded_model(triton: TritonSite) -> None:
         *_, last = stream
         assert last.figures["num_output_tokens"] == LONG["max_tokens"]
         assert other.generate(PROMPT, max_tokens=2).final
+
+
+def test_server_that_is_shut_down_while_streaming(triton: TritonSite, tmp_path: Path) -> None:
+    """Every stream ends, whole or with an error that has a code; processes and shared memory are gone in time."""
+    parameters = ModelParameters(str(triton.engine), cache_bytes=CACHE_BYTES)
+    write_model(TEMPLATE, tmp_path / "repository", parameters)
+    shared = set(os.listdir("/dev/shm"))
+    log = tmp_path / "triton.log"
+    with TritonServer(ENVIRONMENT, tmp_path / "repository", log=log) as server:
+        server.wait_until_ready(timeout=120)
+        regions = set(os.listdir("/dev/shm")) - shared
+        children = psutil.Process(server.pid).children(recursive=True)
+        assert regions
+        assert children
+        texts: list[str] = [""] * 3
+        ends: list[Piece | ServerError | None] = [None] * 3
+
+        def read(index: int) -> None:
+            with HubKVClient(server.grpc, timeout=SECONDS) as client:
+                try:
+                    for piece in client.stream(PROMPT, **LONG, temperature=1.5, seed=index):
+                        texts[index] += piece.text
+                        ends[index] = piece
+                except ServerError as error:
+                    ends[index] = error
+
+        threads = [threading.Thread(target=read, args=(index,)) for index in range(3)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + SECONDS
+        while not all(texts):
+            assert time.monotonic() < deadline, log.read_text(errors="replace")
+            time.sleep(0.01)
+        assert server.stop(timeout=SHUTDOWN_SECONDS) == 0, log.read_text(errors="replace")
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+    for end in ends:
+        if isinstance(end, ServerError):
+            assert str(end)
+        else:
+            assert end is not None
+            assert end.figures["num_output_tokens"] == LONG["max_tokens"]
+    assert not psutil.wait_procs(children, timeout=5)[1]
+    assert not regions & set(os.listdir("/dev/shm"))

@@ -86,7 +86,7 @@ class TritonSite:
     def wait_until_idle(self, model: str = "hubkv") -> dict[str, float]:
         """Metrics when no request and no context is left and the whole cache is free again, all of them published."""
         while True:
-            values = self.wait_for(lambda values: all(values[name] == 0 for name in HELD), model)
+            values = self.wait_for(lambda values: all(values.get(name) == 0 for name in HELD), model)
             time.sleep(3 * PUBLISH_SECONDS)
             if self.metrics(model) == values:
                 return values

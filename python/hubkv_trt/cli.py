@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from . import __version__
 from .commands.common import Formatter, run
 
-COMMANDS = ("build", "generate", "bench", "observe", "info", "client")
+COMMANDS = ("build", "generate", "bench", "eval", "observe", "info", "client")
 
 DESCRIPTION = """\
 hubkv: serve long prompts from a KV cache that keeps only the rows that matter.
@@ -19,6 +19,7 @@ hubkv: serve long prompts from a KV cache that keeps only the rows that matter.
   hubkv build     make an engine directory from a checkpoint
   hubkv generate  generate text; ask questions about a document
   hubkv bench     time prefill and decoding at several compression ratios
+  hubkv eval      measure what answers are worth after a compression
   hubkv observe   measure how scores lie in a text, before and after the refinement
   hubkv info      describe an engine directory
   hubkv client    generate text on a Triton server

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..config import EngineConfig, WeightsPlace
 from ..graph.lowered import LoweredOps
-from ..runtime.cache import Ledger
+from ..runtime.ledger import Ledger
 from .bindings import Binding, plans_of, weight_shapes
 from .directory import EXTEND_FILE, PREFILL_FILE
 from .estimate import device_weight_bytes, extend_bytes, prefill_bytes

@@ -11,7 +11,7 @@ from ..config import EngineConfig
 from ..graph.ops import CacheInputs, ExtendInputs, PrefillInputs
 from ..graph.tensorrt import TensorRTOps
 from ..models.decoder import Decoder
-from ..runtime.cache import PAGE_TOKENS
+from ..runtime.ledger import PAGE_TOKENS
 from .bindings import Binding, extend_bindings, plans_of, prefill_bindings, row_names
 
 PAGE_BASE = 0

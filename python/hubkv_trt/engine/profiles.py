@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import EngineConfig, budget
-from ..runtime.cache import PAGE_TOKENS
+from ..runtime.ledger import PAGE_TOKENS
 from .bindings import Binding, extend_bindings, plans_of, prefill_bindings, work_capacity
 
 MAX_ELEMENTS = 2**31 - 1

@@ -28,7 +28,7 @@ def cache_figures(
         ``dense_sequences`` and ``kept_sequences`` that fit in ``cache_bytes``, ``protected_tokens`` that every head
         keeps, and ``effective_ratio``.
     """
-    from ..runtime.cache import Ledger
+    from ..runtime.ledger import Ledger
 
     if config.hubkv is None:
         raise ValueError("hubkv: None is not a HubKV configuration: the engine is dense")

@@ -7,6 +7,7 @@ beyond the rows that are kept.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -70,6 +71,12 @@ class EagerOps:
         self.seconds: dict[str, float] = {}
         self._constants: dict[tuple[bytes, tuple[int, ...], str], Tensor] = {}
         self.rows_into = rows_into
+
+    def with_rows_into(self, k_rows: Tensor, v_rows: Tensor) -> EagerOps:
+        """The same weights for one prefill that others may interrupt: rows of its own to fill, seconds of its own."""
+        ops = copy.copy(self)
+        ops.rows_into, ops.seconds = (k_rows, v_rows), {}
+        return ops
 
     @property
     def rows_into(self) -> tuple[Tensor, Tensor] | None:

@@ -66,7 +66,7 @@ class ExtendInputs(Generic[X]):
 
     input_ids: X  # int32 [N], sequence-major
     positions: X  # int32 [N], the true position of each token in its text
-    last_tokens: X  # int32 [B], which of the N rows gives each sequence's logits
+    last_tokens: X  # int32 [B], which of the N rows gives each sequence's logits (eager: [M], any rows)
     cache: CacheInputs[X]
     batch_size: Any  # B: a Python int (eager) or a shape tensor (tensorrt)
 

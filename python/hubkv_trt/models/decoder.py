@@ -7,7 +7,7 @@ one layer loop. Nothing here looks inside a tensor: ``ops`` runs the graph (eage
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from .rope import rope_frequencies
 from .scoring import LayerScorer, LayerStates, PromptScorer
 
 X = TypeVar("X")
+Y = TypeVar("Y")
 
 Attention = Callable[[int, X, X, X, X], X]
 """(layer, q [M, Hq, D], k [N, Hkv, D], v [N, Hkv, D], hidden [N, E]) -> [M, Hq, D].
@@ -52,7 +53,19 @@ class Decoder:
         last_only: bool = False,
         see_queries: Callable[[X], None] | None = None,
     ) -> X:
-        """All layers and the final norm.
+        """``forward_by_layers`` without a pause."""
+        return to_the_end(self.forward_by_layers(ops, input_ids, positions, attention, last_only, see_queries))
+
+    def forward_by_layers(
+        self,
+        ops: Ops[X],
+        input_ids: X,
+        positions: X,
+        attention: Attention[X],
+        last_only: bool = False,
+        see_queries: Callable[[X], None] | None = None,
+    ) -> Generator[None, None, X]:
+        """All layers and the final norm. It stops before each layer but the first.
 
         Args:
             input_ids: int32 [N].
@@ -68,6 +81,8 @@ class Decoder:
         tables = ops.rope_tables(positions, self.inv_freq, self.attention_factor)
         hidden = ops.embedding(ops.weight("embedding.weight"), input_ids)
         for layer in range(m.num_layers):
+            if layer > 0:
+                yield
             name = f"layers.{layer}."
             q, k, v, x = ops.by_tokens(partial(self._before_attention, ops, name), hidden, *tables)
             if see_queries is not None:
@@ -129,11 +144,22 @@ class Decoder:
         last_queries: int = 0,
         scorer: LayerScorer[X] | PromptScorer[X] | None = None,
     ) -> PrefillOutputs[X]:
+        """``prefill_by_layers`` without a pause."""
+        return to_the_end(self.prefill_by_layers(ops, inputs, last_queries, scorer))
+
+    def prefill_by_layers(
+        self,
+        ops: Ops[X],
+        inputs: PrefillInputs[X],
+        last_queries: int = 0,
+        scorer: LayerScorer[X] | PromptScorer[X] | None = None,
+    ) -> Generator[None, None, PrefillOutputs[X]]:
         """Dense causal attention over one prompt, of whose KV pairs only the selected rows leave the graph.
 
         In ``model`` scope all layers compete, so dense K and V of the whole prompt live until the last layer; in
         ``layer`` and ``head`` scope, and without compression, each layer's are released at its end, unless a
-        ``PromptScorer`` waits for all of them.
+        ``PromptScorer`` waits for all of them. It stops before each layer but the first; what comes after the last
+        layer comes with it.
 
         Args:
             last_queries: M; also give the rotated queries of the last M tokens in every layer. 0: none.
@@ -172,20 +198,25 @@ class Decoder:
                 pending.clear()
             return out
 
-        hidden = self.forward(
-            ops,
-            inputs.input_ids,
-            inputs.positions,
-            attention,
-            last_only=True,
-            see_queries=see if last_queries or by_layer is not None else None,
-        )
-        if by_prompt is not None:
-            with ops.stage("scorer"):
-                keys, values, _ = zip(*pending, strict=True)
-                scored = by_prompt.score_prompt(inputs.input_ids, keys, values)
-            pending = [(k, v, ops.transpose(s, 1, 0)) for k, v, s in zip(keys, values, scored, strict=True)]
-            kept = [self._keep(ops, inputs, part) for part in ([pending] if by_model else [[each] for each in pending])]
+        try:
+            hidden = yield from self.forward_by_layers(
+                ops,
+                inputs.input_ids,
+                inputs.positions,
+                attention,
+                last_only=True,
+                see_queries=see if last_queries or by_layer is not None else None,
+            )
+            if by_prompt is not None:
+                with ops.stage("scorer"):
+                    keys, values, _ = zip(*pending, strict=True)
+                    scored = by_prompt.score_prompt(inputs.input_ids, keys, values)
+                pending = [(k, v, ops.transpose(s, 1, 0)) for k, v, s in zip(keys, values, scored, strict=True)]
+                parts = [pending] if by_model else [[each] for each in pending]
+                kept = [self._keep(ops, inputs, part) for part in parts]
+        finally:
+            pending.clear()  # the closure stands in an error's traceback, which must not keep dense K and V
+            seen.clear()
         k_rows, v_rows, positions, offsets = zip(*kept, strict=True)
         return PrefillOutputs(
             logits=ops.first(self.logits(ops, hidden)),
@@ -239,6 +270,15 @@ class Decoder:
             v_new=ops.split_batch(ops.stack(v_new), inputs.batch_size),
             q_new=ops.split_batch(ops.stack(q_new), inputs.batch_size) if new_queries else None,
         )
+
+
+def to_the_end(steps: Generator[None, None, Y]) -> Y:
+    """What a function gives that stops on its way, without the stops."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
 
 
 def _optional(ops: Ops[X], name: str) -> X | None:

@@ -48,7 +48,9 @@ class Batch:
         self.pages_taken = 0
         self._cache = cache
         tails = [s.tail for s in self.sequences if s.tail is not None]
-        self._table = np.full((len(tails), max(tail.reserved for tail in tails)), -1, np.int32)
+        self._tails = tails
+        most = max(cache.ledger.pages(s.tail_limit) for s in self.sequences)
+        self._table = np.full((len(tails), most), -1, np.int32)
         self._held = np.array([len(tail.pages) for tail in tails], np.int32)
         for row, tail in zip(self._table, tails, strict=True):
             row[: len(tail.pages)] = tail.pages
@@ -62,6 +64,10 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.sequences)
+
+    def holds(self, sequences: Seq[Sequence]) -> bool:
+        """Whether it is these, with the tails that they have now: one that was preempted comes back with another."""
+        return self.sequences == sequences and all(s.tail is t for s, t in zip(sequences, self._tails, strict=True))
 
     def tables(self, num_new: int, new_lengths: torch.Tensor | None = None) -> Tables:
         """The tables of a step; takes the tail pages that the new tokens need. Good until the next call here.

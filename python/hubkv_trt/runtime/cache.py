@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The KV cache: compact segments and tail pages in one arena, and the ledger of their bytes.
+"""The KV cache: compact segments and tail pages in one arena.
 
 The arena has two parts. Tail pages ([L, 2, Hkv, P, D] each) lie at its beginning and come from a free list; compact
 segments lie behind them, each in one piece from a best-fit allocator. Every slice begins at a multiple of 256 bytes and
@@ -12,98 +12,19 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
-from ..config import DType, ModelConfig, require
+from ..config import require
 from .arena import Arena, FreeList, align
+from .ledger import Ledger
+from .segment import Segment, Tail
 
-PAGE_TOKENS = 16  # P
+__all__ = ["Cache", "CacheFullError", "Segment", "Tail"]
 
 
 class CacheFullError(RuntimeError):
     """There is no room for what was asked."""
-
-
-@dataclass(frozen=True)
-class Ledger:
-    """How many bytes of the cache things take: the one place where this is computed.
-
-    Attributes:
-        model: gives L, Hkv and D.
-        dtype: of the rows.
-        page_tokens: P.
-        row_bias: segments have a bias for each row.
-    """
-
-    model: ModelConfig
-    dtype: DType
-    page_tokens: int = PAGE_TOKENS
-    row_bias: bool = False
-
-    def slices(self, rows: int) -> dict[str, int]:
-        """Bytes of each slice of a compact segment of K rows, padding included, in the order they lie in memory."""
-        row = self.model.head_dim * self.dtype.itemsize
-        bias = {"row_bias": align(rows * 4)} if self.row_bias else {}  # float32 [K]
-        return {
-            "k_rows": align(rows * row),  # [K, D]
-            "v_rows": align(rows * row),  # [K, D]
-            "head_offsets": align((self.model.num_rows_per_token + 1) * 8),  # int64 [L*Hkv + 1]
-            "positions": align(rows * 4),  # int32 [K]
-            **bias,
-        }
-
-    def segment_bytes(self, rows: int) -> int:
-        """Bytes of a compact segment of K rows."""
-        return sum(self.slices(rows).values())
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a tail page [L, 2, Hkv, P, D]; a multiple of 256 as D is one of 8 and P one of 16."""
-        return self.page_tokens * self.model.kv_bytes_per_token(self.dtype)
-
-    def pages(self, tokens: int) -> int:
-        """Pages of a tail of that many tokens."""
-        return -(-tokens // self.page_tokens)
-
-    def tail_bytes(self, tokens: int) -> int:
-        """Bytes of the pages of a tail."""
-        return self.pages(tokens) * self.page_bytes
-
-    def sequence_bytes(self, rows: int, tail_tokens: int) -> int:
-        """Bytes of a sequence: its compact segment of K rows and its tail."""
-        return self.segment_bytes(rows) + self.tail_bytes(tail_tokens)
-
-    def dense_bytes(self, tokens: int) -> int:
-        """Bytes of all K and V rows of that many tokens: what a cache without compression holds, tables left out."""
-        return tokens * self.model.kv_bytes_per_token(self.dtype)
-
-
-@dataclass(eq=False)
-class Segment:
-    """A compact segment in the arena; its tensors are views. Shared by ``references`` holders, freed with the last."""
-
-    offset: int  # bytes
-    num_bytes: int
-    rows: int  # K
-    k_rows: torch.Tensor  # [K, D]
-    v_rows: torch.Tensor  # [K, D]
-    head_offsets: torch.Tensor  # int64 [L*Hkv + 1]
-    positions: torch.Tensor  # int32 [K]
-    entry: tuple[int, int, int, int]  # its row of the table ``segments`` (include/hubkv/hubkv.h)
-    row_bias: torch.Tensor | None = None  # float32 [K], where the ledger has one
-    references: int = 1
-    work: tuple[np.ndarray, np.ndarray] | None = None  # its own list of attend's work, for an executor that keeps it
-
-
-@dataclass(eq=False)
-class Tail:
-    """The pages of one sequence's later tokens. ``reserved`` pages are promised to it, ``pages`` it has."""
-
-    reserved: int
-    pages: list[int] = field(default_factory=list)
 
 
 class Cache:
@@ -284,22 +205,29 @@ class Cache:
 
     # -- tails
 
-    def open_tail(self, max_tokens: int) -> Tail:
-        """A tail that can grow to ``max_tokens`` tokens: its pages are reserved, none is taken yet.
+    def open_tail(self, tokens: int) -> Tail:
+        """A tail that can grow to ``tokens`` tokens: its pages are reserved, none is taken yet.
 
         Raises:
             CacheFullError: fewer pages are free.
         """
-        pages = self.ledger.pages(max_tokens)
-        free = len(self._free_pages) - self._promised
-        if pages > free:
+        tail = Tail(0)
+        if not self.reserve(tail, tokens):
+            pages, free = self.ledger.pages(tokens), len(self._free_pages) - self._promised
             raise CacheFullError(
-                f"cache full: a tail of {max_tokens} tokens needs {pages} pages, {free} of {self.num_pages} are free"
+                f"cache full: a tail of {tokens} tokens needs {pages} pages, {free} of {self.num_pages} are free"
             )
-        self._promised += pages
-        tail = Tail(pages)
         self._tails.add(tail)
         return tail
+
+    def reserve(self, tail: Tail, tokens: int) -> bool:
+        """Makes sure that the tail can grow to ``tokens`` tokens; False where fewer pages are free."""
+        missing = max(0, self.ledger.pages(tokens) - tail.reserved)
+        if missing > len(self._free_pages) - self._promised:
+            return False
+        tail.reserved += missing
+        self._promised += missing
+        return True
 
     def grow(self, tail: Tail, tokens: int) -> bool:
         """Takes the pages that a tail of ``tokens`` tokens needs; whether there are new ones."""

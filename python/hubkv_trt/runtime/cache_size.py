@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from ..config import Budget, EngineConfig, budget, require
 from .arena import Arena, align
-from .cache import PAGE_TOKENS, Cache, Ledger
+from .cache import Cache
+from .ledger import PAGE_TOKENS, Ledger
 from .memory import available_bytes
 from .requests import KEEP_ALL
 

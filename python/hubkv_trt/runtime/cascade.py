@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..config import HardKVConfig, ModelConfig
-from .cache import PAGE_TOKENS, Cache, Segment
+from .cache import Cache, Segment
+from .ledger import PAGE_TOKENS
 
 if TYPE_CHECKING:
     from .sequence import Sequence

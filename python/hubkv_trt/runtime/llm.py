@@ -21,6 +21,7 @@ from .context import CompressedContext
 from .executors.create import create_executor
 from .executors.executor import Condenser, Executor
 from .memory import trim_heap
+from .prefill_run import begin_prefill
 from .prompts import Prompt
 from .requests import Requests
 from .sampling_params import SamplingParams
@@ -29,6 +30,9 @@ from .sequence import RequestOutput, Sequence
 from .stream import Increment, TextStream
 
 __all__ = ["LLM", "CacheFullError", "CompressedContext", "Increment", "RequestError", "RequestOutput", "SamplingParams"]
+
+
+_REPLAY = SamplingParams()  # draws no number; the token is known
 
 
 class RequestError(RuntimeError):
@@ -165,15 +169,19 @@ class LLM:
     # -- the loop: schedule, run, postprocess
 
     def step(self) -> tuple[Phase, list[Sequence]]:
-        """One pass of the model for the sequences that the scheduler names, which it gives back."""
+        """One pass of the model for the sequences that the scheduler names, which it gives back. A prefill may pause:
+        the sequence has ``Sequence.prefill`` then."""
         phase, sequences = self._scheduler.schedule()
         if phase is Phase.IDLE:
             return phase, sequences
         start = time.perf_counter()
         try:
             logits = self._run(phase, sequences)
-            self._postprocess(phase, sequences, logits, start)
-            self._condense(sequences)
+            if logits is None:
+                _count_seconds(phase, sequences, start)
+            else:
+                self._postprocess(phase, sequences, logits, start)
+                self._condense(sequences)
         except Exception as error:  # these requests fail, the others go on
             traceback.clear_frames(error.__traceback__)  # the error must not keep a prompt's dense K/V
             for sequence in sequences:
@@ -185,8 +193,8 @@ class LLM:
             raise
         return phase, sequences
 
-    def _run(self, phase: Phase, sequences: list[Sequence]) -> torch.Tensor:
-        """Logits float32 [B, V] of the token that follows each sequence."""
+    def _run(self, phase: Phase, sequences: list[Sequence]) -> torch.Tensor | None:
+        """Logits float32 [B, V] of the token that follows each sequence; None where a prefill has paused."""
         if phase is Phase.PREFILL:
             return self._prefill(sequences[0])
         if phase is Phase.QUESTION:
@@ -195,54 +203,53 @@ class LLM:
             for row, sequence in zip(tokens, sequences, strict=True):
                 row[: len(sequence.token_ids)] = torch.from_numpy(sequence.token_ids)
             return self._executor.extend(Batch(sequences, self.cache), tokens, lengths)
-        if self._batch is None or self._batch.sequences != sequences:
+        if self._batch is None or not self._batch.holds(sequences):
             self._batch = Batch(sequences, self.cache)
-            self._next_tokens = torch.tensor([[s.output_ids[-1]] for s in sequences], dtype=torch.int32)
+            self._next_tokens = _last_tokens(sequences)
         return self._executor.extend(self._batch, self._next_tokens)
 
-    def _prefill(self, sequence: Sequence) -> torch.Tensor:
-        config, stats, budget = self.config, sequence.stats, sequence.budget
-        assert budget is not None
-        assert sequence.segment is not None
-        alpha = window = 0.0
-        if config.hubkv is not None:
-            alpha, window = config.hubkv.alpha(stats.ratio), config.hubkv.window(len(sequence.token_ids))
-        done = self._executor.prefill(sequence.token_ids, budget, alpha, int(window), sequence.segment)
-        stats.seconds.update(done.seconds)
+    def _prefill(self, sequence: Sequence) -> torch.Tensor | None:
+        """Begins a prefill or goes on with it, for as long as the scheduler lets it."""
+        run = sequence.prefill or begin_prefill(self._executor, self.config, sequence)
+        sequence.prefill = None  # where an error ends it
+        before = run.tokens
+        done = run.advance(self._scheduler.prefill_tokens)
+        self._scheduler.spend(run.tokens - before)
+        if done is None:
+            sequence.prefill = run
+            return None
+        sequence.stats.seconds.update(done.seconds)
         sequence.kept_rows = done.rows
-        stats.effective_ratio = budget.effective_ratio
-        stats.bytes_dense = self.cache.ledger.dense_bytes(len(sequence.token_ids))
-        stats.bytes_kept = sequence.segment.num_bytes
         return done.logits
 
     def _postprocess(self, phase: Phase, sequences: list[Sequence], logits: torch.Tensor, start: float) -> None:
         if sequences[0].params is None:  # a document: nothing is generated, its segment stays
             sequence = sequences[0]
-            stats = sequence.stats
             assert sequence.segment is not None
             sequence.read_rows()
-            stats.seconds["prefill"] = time.perf_counter() - start
-            sequence.compressed = CompressedContext(self.cache, sequence.segment, sequence.token_ids, stats)
+            _count_seconds(phase, sequences, start)
+            sequence.compressed = CompressedContext(self.cache, sequence.segment, sequence.token_ids, sequence.stats)
             self._scheduler.finish(sequence, "stop")
             return
-        params = [s.params for s in sequences if s.params]
-        generators, edits = [s.generator for s in sequences], [s.edits for s in sequences]
+        replaying = [s.replaying for s in sequences]
+        params = [_REPLAY if s.replaying else s.params for s in sequences if s.params]
+        generators, edits = [s.generator for s in sequences], [None if s.replaying else s.edits for s in sequences]
         sampled = self._executor.sample(logits, params, generators, edits)
         if phase is Phase.PREFILL:
             sequences[0].read_rows()
-        if phase is Phase.DECODE:
-            self._next_tokens = sampled.next_tokens
-        name = {Phase.PREFILL: "prefill", Phase.QUESTION: "extend", Phase.DECODE: "decode"}[phase]
-        seconds = time.perf_counter() - start
+        _count_seconds(phase, sequences, start)
         log_probs = sampled.log_probs or [0.0] * len(sequences)
         for sequence, token, ok, log_prob in zip(sequences, sampled.tokens, sampled.valid, log_probs, strict=True):
-            sequence.stats.seconds[name] = sequence.stats.seconds.get(name, 0.0) + seconds
-            sequence.stats.decode_steps += phase is Phase.DECODE
+            sequence.stats.decode_steps += phase is Phase.DECODE and not sequence.replaying
             if not ok:
                 error = ValueError("logits: NaN or infinite; check the engine's weights and dtype")
                 self._scheduler.finish(sequence, "error", error)
+            elif sequence.replaying:
+                sequence.replay()
             elif reason := sequence.append(token, log_prob):
                 self._scheduler.finish(sequence, reason)
+        if phase is Phase.DECODE:
+            self._next_tokens = _last_tokens(sequences) if any(replaying) else sampled.next_tokens
         if not self._scheduler.running:
             self._batch = None
 
@@ -295,6 +302,20 @@ class LLM:
     def _abort(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
             self._scheduler.finish(sequence, "aborted")
+
+
+def _last_tokens(sequences: list[Sequence]) -> torch.Tensor:
+    """int32 [B, 1], what each is fed next."""
+    return torch.tensor([[s.last_token] for s in sequences], dtype=torch.int32)
+
+
+def _count_seconds(phase: Phase, sequences: list[Sequence], start: float) -> None:
+    seconds = time.perf_counter() - start
+    for sequence in sequences:
+        name = {Phase.PREFILL: "prefill", Phase.QUESTION: "extend", Phase.DECODE: "decode"}[phase]
+        if phase is Phase.DECODE and sequence.replaying:
+            name = "replay"
+        sequence.stats.seconds[name] = sequence.stats.seconds.get(name, 0.0) + seconds
 
 
 def _results(sequences: list[Sequence]) -> list[RequestOutput]:

@@ -57,7 +57,7 @@ class Histogram:
 
 @dataclass
 class Metrics:
-    """A service at the end of a step. Bytes are the ledger's (``runtime/cache.py``).
+    """A service at the end of a step. Bytes are the ledger's (``runtime/ledger.py``).
 
     Attributes:
         waiting: gauge: requests that have not started, those whose context is being compressed too.
@@ -80,7 +80,7 @@ class Metrics:
         compression_seconds: counter: what these took.
         finished: counter: by ``finish_reason``.
         refused: counter: requests that ``submit`` refused because the queue was full.
-        preemptions: counter: always 0; a request starts only when all it can come to need is reserved.
+        preemptions: counter: requests that gave their cache back while they ran, to begin anew (``Policy.overcommit``).
         evictions: counter: contexts that made room for others.
         first_token_seconds: histogram: from ``submit`` to the first token.
         inter_token_seconds: histogram: between two tokens of a request.

@@ -23,6 +23,7 @@ from .stats import RequestStats
 
 if TYPE_CHECKING:
     from .context import CompressedContext
+    from .prefill_run import PrefillRun
 
 
 class Status(Enum):
@@ -103,6 +104,7 @@ class Sequence:
         self.detokenizer = detokenizer
         self.edits = edits
         self.queue_key = 0.0
+        self.tail_reserve = 0  # tokens of its tail that are reserved when it starts
         self.generator = random.Random(params.seed if params else None)
         self.status = Status.NEW
         self.finish_reason = ""
@@ -112,12 +114,14 @@ class Sequence:
         self.cum_log_probs = None if self.output_log_probs is None else 0.0
         self.compressed: CompressedContext | None = None  # what a document became
         self.segment: Segment | None = None
+        self.prefill: PrefillRun | None = None  # that has begun and not ended
         self.kept_rows: Callable[[], np.ndarray] | None = None  # of a prefill that may still be running
         self.tail: Tail | None = None
         self.stats = RequestStats(prompt_tokens=len(token_ids), ratio=ratio)
         self._end_ids = end_ids
         self._decodes = stream or bool(params and params.stop)  # else all text is decoded at the end
         self._arrival = time.perf_counter()
+        self._replayed: int | None = None  # output tokens taken again since it was preempted; None: all
         self._context_tokens = 0
         if context is not None:
             self._context_tokens = self.stats.context_tokens = context.num_tokens
@@ -146,11 +150,25 @@ class Sequence:
         return self.status is Status.FINISHED
 
     @property
+    def replaying(self) -> bool:
+        """Whether what the next pass gives was generated already, before it was preempted."""
+        return self._replayed is not None
+
+    @property
+    def last_token(self) -> int:
+        """The output token to be fed next."""
+        return self.output_ids[self._taken - 1]
+
+    @property
     def next_position(self) -> int:
         """The position of the next token to be fed: the tokens of the text that the cache stands for."""
-        if self.output_ids:
-            return self._context_tokens + len(self.token_ids) + len(self.output_ids) - 1
+        if self._taken:
+            return self._context_tokens + len(self.token_ids) + self._taken - 1
         return self._context_tokens
+
+    @property
+    def _taken(self) -> int:
+        return len(self.output_ids) if self._replayed is None else self._replayed
 
     @property
     def tail_length(self) -> int:
@@ -200,6 +218,20 @@ class Sequence:
             if self.detokenizer.stopped:
                 return "stop"
         return "length" if len(self.output_ids) >= self.max_tokens else ""
+
+    def replay(self) -> None:
+        """Takes the next of the tokens that it had when it was preempted."""
+        assert self._replayed is not None
+        self._replayed += 1
+        if self._replayed == len(self.output_ids):
+            self._replayed = None
+
+    def preempt(self) -> None:
+        """Begins anew, later; what it held has been given back. Text, generator and figures go on."""
+        self.status = Status.WAITING
+        self.stats.preemptions += 1
+        self.tail_reserve = self.tail_limit
+        self._replayed = 0 if self.output_ids else None
 
     def finish(self, reason: str, error: Exception | None = None) -> None:
         """The end; what it held has been given back."""

@@ -29,6 +29,9 @@ class Counters:
     def evicted(self) -> None:
         self._metrics.evictions += 1
 
+    def preempted(self) -> None:
+        self._metrics.preemptions += 1
+
     def finished(self, reason: str) -> None:
         self._metrics.finished[reason] += 1
 
@@ -36,7 +39,7 @@ class Counters:
         """A step of the engine, with what took part in it."""
         metrics = self._metrics
         for sequence in sequences if phase in (Phase.PREFILL, Phase.QUESTION) else ():
-            if sequence.error is not None:
+            if sequence.error is not None or sequence.prefill is not None:
                 continue
             if phase is Phase.QUESTION:
                 metrics.question_tokens += len(sequence.token_ids)
@@ -85,7 +88,7 @@ class Counters:
         heads, segments = ledger.model.num_rows_per_token, set()
         rows, num_bytes = dict.fromkeys(TIERS, 0), dict.fromkeys(TIERS, 0)
         for sequence in running:
-            rows["dense"] += sequence.tail_length * heads
+            rows["dense"] += max(0, sequence.tail_length) * heads  # less than 0 while its prompt runs
             rows["sparse"] += sequence.segment_rows
             num_bytes["dense"] += len(sequence.tail.pages) * ledger.page_bytes if sequence.tail else 0
             segments |= {sequence.segment, sequence.cascade.slot if sequence.cascade else None} - {None}

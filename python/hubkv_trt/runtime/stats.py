@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass
 class RequestStats:
-    """Figures of one request. Bytes are the ledger's (``runtime/cache.py``), seconds are wall time.
+    """Figures of one request. Bytes are the ledger's (``runtime/ledger.py``), seconds are wall time.
 
     Attributes:
         prompt_tokens: T of the prompt, or the tokens of a question.
@@ -27,9 +27,11 @@ class RequestStats:
         condensed_rows: int64 [L, Hkv], rows of its compact segment after the last of these; None before the first.
         seconds: ``prefill`` and in it ``scorer``, ``refine``, ``select``, ``compact``; ``extend``, the pass of a
             question over its context; ``decode``, the steps after the first token, each of which a batch shares;
-            ``condense``, the compressions of its cache between these steps.
+            ``condense``, the compressions of its cache between these steps; ``replay``, decode steps that brought a
+            preempted request back to where it was.
         first_token_seconds: from the request's arrival to its first token.
         decode_steps: tokens that came from steps counted in ``decode``.
+        preemptions: how often it had to begin anew.
         resident_bytes: of the process, after prefill.
         peak_bytes: the most the process ever had, at the end of the request.
     """
@@ -48,6 +50,7 @@ class RequestStats:
     seconds: dict[str, float] = field(default_factory=dict)
     first_token_seconds: float = 0.0
     decode_steps: int = 0
+    preemptions: int = 0
     resident_bytes: int = 0
     peak_bytes: int = 0
 

@@ -34,7 +34,7 @@ class ModelParameters:
     Attributes:
         engine: the engine directory; a relative path begins at the folder of model.py.
         cache_bytes, tail_tokens, decode_compression: as ``LLM`` has them.
-        max_waiting, prefill_tokens_per_step: as ``Service`` has them; None is its default.
+        max_waiting, prefill_tokens_per_step, overcommit: as ``Service`` has them; None is its default.
     """
 
     engine: str
@@ -42,11 +42,14 @@ class ModelParameters:
     tail_tokens: int | None = None
     max_waiting: int | None = None
     prefill_tokens_per_step: int | None = None
+    overcommit: float | None = None
     decode_compression: HardKVConfig | None = None
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name not in ("engine", "decode_compression"):
+            if name == "overcommit":
+                require(value is None or 0 <= value <= 1, name, value, "a fraction in [0, 1]")
+            elif name not in ("engine", "decode_compression"):
                 require(value is None or (type(value) is int and value > 0), name, value, "an integer greater than 0")
 
     @property
@@ -55,9 +58,9 @@ class ModelParameters:
         return {name: getattr(self, name) for name in ("cache_bytes", "tail_tokens", "decode_compression")}
 
     @property
-    def service(self) -> dict[str, int]:
+    def service(self) -> dict[str, Any]:
         """Arguments of ``Service``."""
-        given = {"max_waiting": self.max_waiting, "prefill_tokens_per_step": self.prefill_tokens_per_step}
+        given = {name: getattr(self, name) for name in ("max_waiting", "prefill_tokens_per_step", "overcommit")}
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -138,6 +141,9 @@ def read_parameters(model_config: Mapping[str, Any], directory: Path) -> ModelPa
     for key, value in given.items():
         if key == "decode_compression":
             numbers[key] = _decode_compression(value)
+        elif key == "overcommit":
+            require(re.fullmatch(r"[0-9.]+", value) is not None, key, value, "a fraction in [0, 1]")
+            numbers[key] = float(value)
         elif key != "engine":
             require(value.isdecimal(), key, value, "an integer greater than 0")
             numbers[key] = int(value)

@@ -44,14 +44,15 @@ def condense(model: ModelConfig, cache: Cache, sequence: Sequence, moved: int, t
     bias = None if target.row_bias is None else target.row_bias[:size]
     given = (
         positions, indices, head_offsets, cache.arena, segments, pages, num_rows, moved, sequence.tail_start,
-        model.num_layers, *place, merged, k_rows, v_rows, new_positions, bias,
+        model.num_layers, *place,
     )  # fmt: skip
-    stages.rewrite_into(*given)
     if merged:
         assert bias is not None
-        stages.merge_into(raw, *given)
+        stages.merge_into(raw, *given, merged, k_rows, v_rows, new_positions, bias)
         # A row without members has position 0, as a sink: it must not be kept for that.
         new_positions.masked_fill_(bias == -torch.inf, INT32_MAX)
+    else:
+        stages.rewrite_into(*given, k_rows, v_rows, new_positions, bias)
     target.head_offsets.copy_(head_offsets + merged * torch.arange(head_offsets.numel()))
     target.work = None
     return (counts.numpy().astype(np.int64) + merged).reshape(model.num_layers, model.num_kv_heads)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -15,7 +15,7 @@ from ... import ops as stages
 from ...config import Budget, EngineConfig
 from ...graph.eager import EagerOps
 from ...graph.ops import CacheInputs, ExtendInputs, PrefillInputs
-from ...models.decoder import Decoder
+from ...models.decoder import Decoder, to_the_end
 from ...scorers.create import create_scorer
 from ..batch import Batch
 from ..cache import Cache, Segment
@@ -32,7 +32,7 @@ _TRIM_BYTES = 32 << 20  # a prefill with more dense K/V than this gives the heap
 
 
 class EagerExecutor:
-    """``Executor`` on the CPU.
+    """``Executor`` and ``LayerwiseExecutor`` on the CPU.
 
     Args:
         config: of the engine.
@@ -57,28 +57,28 @@ class EagerExecutor:
         if config.hubkv is not None:
             self._scorer = create_scorer(config.hubkv.scorer, self._decoder, self._ops, load_tokenizer)
 
-    @torch.inference_mode()
     def prefill(self, token_ids: np.ndarray, budget: Budget, alpha: float, window: int, segment: Segment) -> Prefill:
         """As ``Executor.prefill``. The dense K/V of the prompt is freed when this returns or raises."""
-        ops = self._ops
-        ops.seconds.clear()
-        ops.rows_into = (segment.k_rows, segment.v_rows)
+        return to_the_end(self.prefill_by_layers(token_ids, budget, alpha, window, segment))
+
+    @torch.inference_mode()
+    def prefill_by_layers(
+        self, token_ids: np.ndarray, budget: Budget, alpha: float, window: int, segment: Segment
+    ) -> Generator[None, None, Prefill]:
+        """As ``LayerwiseExecutor.prefill_by_layers``. The prompt's dense K/V is freed when it ends or is closed."""
+        ops = self._ops.with_rows_into(segment.k_rows, segment.v_rows)
         all_rows = self._model.num_rows_per_token * len(token_ids)
         decoder = self._dense if budget.num_rows == all_rows else self._decoder  # nothing to choose: nothing to score
+        inputs = PrefillInputs(
+            input_ids=torch.from_numpy(token_ids),
+            positions=torch.arange(len(token_ids), dtype=torch.int32),
+            alpha=torch.tensor([alpha], dtype=torch.float32),
+            window=torch.tensor([window], dtype=torch.int32),
+            rows_per_group=budget.rows_per_group,
+        )
         try:
-            outputs = decoder.prefill(
-                ops,
-                PrefillInputs(
-                    input_ids=torch.from_numpy(token_ids),
-                    positions=torch.arange(len(token_ids), dtype=torch.int32),
-                    alpha=torch.tensor([alpha], dtype=torch.float32),
-                    window=torch.tensor([window], dtype=torch.int32),
-                    rows_per_group=budget.rows_per_group,
-                ),
-                scorer=self._scorer,
-            )
+            outputs = yield from decoder.prefill_by_layers(ops, inputs, scorer=self._scorer)
         finally:
-            ops.rows_into = None
             if self._cache.ledger.dense_bytes(len(token_ids)) > _TRIM_BYTES:
                 trim_heap()
         if outputs.k_rows.data_ptr() != segment.k_rows.data_ptr() or outputs.k_rows.shape != segment.k_rows.shape:
@@ -89,6 +89,16 @@ class EagerExecutor:
             segment.row_bias.zero_()
         rows = np.diff(outputs.head_offsets.numpy()).reshape(self._model.num_layers, self._model.num_kv_heads)
         return Prefill(outputs.logits.unsqueeze(0), lambda: rows, dict(ops.seconds))
+
+    @property
+    def ops(self) -> EagerOps:
+        """What runs the model, over its weights."""
+        return self._ops
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model itself, without compression."""
+        return self._dense
 
     def prefill_bytes(self, num_tokens: int, budget: Budget) -> int:
         """As ``Executor.prefill_bytes``: none of the cache; activations come from the heap."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -96,5 +96,20 @@ class Condenser(Protocol):
 
         Returns:
             int64 [L, Hkv], the rows of each head.
+        """
+        ...
+
+
+@runtime_checkable
+class LayerwiseExecutor(Protocol):
+    """What an executor may be able to do beside: stop in the middle of a prompt, so that others need not wait."""
+
+    def prefill_by_layers(
+        self, token_ids: np.ndarray, budget: Budget, alpha: float, window: int, segment: Segment
+    ) -> Generator[None, None, Prefill]:
+        """``Executor.prefill``, stopping before each of the L layers but the first; the same bits.
+
+        Whatever else the executor does may come between two layers. Closing the generator ends the prefill and frees
+        what it holds; the segment is the caller's.
         """
         ...

@@ -9,7 +9,7 @@ from ... import _abi, _library
 from ...config import DType, ModelConfig
 from ...engine.bindings import work_capacity
 from ...engine.network import PAGE_BASE
-from ..cache import PAGE_TOKENS
+from ..ledger import PAGE_TOKENS
 from .eager import MIN_ROWS_PER_ITEM
 
 _ROW_TYPES = {DType.FLOAT32: _abi.FLOAT32, DType.FLOAT16: _abi.FLOAT16, DType.BFLOAT16: _abi.BFLOAT16}

@@ -23,10 +23,11 @@ from ...engine.plugin_library import load_plugins
 from ...engine.profiles import DECODE, QUESTION
 from ...engine.trt_log import LOGGER, make_logger
 from ..batch import Batch
-from ..cache import Cache, Ledger, Segment
+from ..cache import Cache, Segment
 from ..cache_size import create_cache, largest_prompt, most_pages
 from ..device_arena import DeviceArena
 from ..edits import LogitEdits
+from ..ledger import Ledger
 from ..sampler import Sampled, SamplingParams, draw
 from ..scheduler import QUESTION_TOKENS
 from .executor import Prefill
