@@ -59,12 +59,17 @@ def condense(model: ModelConfig, cache: Cache, sequence: Sequence, moved: int, t
 
 
 def _counts(
-    config: HardKVConfig, model: ModelConfig, raw: torch.Tensor, scores: torch.Tensor, *where: torch.Tensor
+    config: HardKVConfig,
+    model: ModelConfig,
+    raw: torch.Tensor,
+    scores: torch.Tensor,
+    positions: torch.Tensor,
+    offsets: torch.Tensor,
 ) -> torch.Tensor:
-    """int32 [L*Hkv], the rows of each head; ``where`` are the positions and offsets of ``score_window``."""
+    """int32 [L*Hkv], the rows of each head."""
     counts, _, _ = stages.calibrate_top_p(
-        raw if config.calibrate else scores, scores, *where, model.num_layers, config.p, config.sink_tokens,
-        config.min_rows, config.upper_budget or 0, (config.layer_budget or 0) * model.num_kv_heads, config.fill,
+        raw if config.calibrate else scores, scores, positions, offsets, model.num_layers, config.p,
+        config.sink_tokens, config.min_rows, config.upper_budget or 0, (config.layer_budget or 0) * model.num_kv_heads, config.fill,
     )  # fmt: skip
     return counts
 
