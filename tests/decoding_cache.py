@@ -13,6 +13,7 @@ from hubkv_trt import ops, reference
 from ragged_cache import RaggedCache, as_numpy, random_cache
 
 SINKS = 4
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}  # of merged rows
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,43 @@ class DecodingCache:
         for got, want in zip(*results, strict=True):
             assert np.array_equal(as_numpy(got).view(np.uint8), as_numpy(want).view(np.uint8))
         return tuple(results[0])
+
+    def merge(self, logits: Tensor, places: Tensor, indices: Tensor, head_offsets: Tensor, merged: int) -> list[Tensor]:
+        """What merge_into writes, after it was found equal to the oracle: kept rows and positions exactly."""
+        cache, rows = self.cache, indices.numel() + self.heads * merged
+        sizes = (self.positions.numel(), self.tail_tokens, self.tail_base, cache.num_layers)
+        inputs = (
+            logits,
+            places,
+            indices,
+            head_offsets,
+            *self.tables,
+            *sizes,
+            cache.page_tokens,
+            cache.page_base,
+            merged,
+        )
+        got = segment_of(rows, cache.head_dim, cache.dtype)
+        ops.merge_into(*inputs, *got)
+        want = [as_numpy(torch.full_like(x, 7)) for x in got]
+        reference.merge_into(*[as_numpy(x) if isinstance(x, Tensor) else x for x in inputs], *want)
+        kept = torch.ones(rows, dtype=torch.bool)
+        for head, end in enumerate(head_offsets[1:].tolist()):
+            kept[end + head * merged : end + (head + 1) * merged] = False
+        tolerance = TOLERANCES[cache.dtype]
+        for x, y in zip(got[:2], want[:2], strict=True):
+            expected = torch.from_numpy(y).view(x.dtype)
+            assert torch.equal(x[kept].view(torch.uint8), expected[kept].view(torch.uint8))
+            torch.testing.assert_close(x, expected, rtol=tolerance, atol=tolerance)
+        assert np.array_equal(got[2].numpy(), want[2])
+        np.testing.assert_allclose(got[3].numpy(), want[3], rtol=1e-5, atol=1e-5)
+        return got
+
+
+def segment_of(rows: int, head_dim: int, dtype: torch.dtype) -> list[Tensor]:
+    """k_rows, v_rows, positions and row_bias to be written to."""
+    k, v = (torch.full((rows, head_dim), 7.0, dtype=dtype) for _ in "kv")
+    return [k, v, torch.full((rows,), 7, dtype=torch.int32), torch.full((rows,), 7.0)]
 
 
 def decoding_cache(rows: int | None = 40, tail: int = 37, tail_tokens: int = 32, **options) -> DecodingCache:

@@ -219,10 +219,14 @@ def fuzz_decode(rng: np.random.Generator) -> None:
     if rng.random() < 0.5:
         indices.fill(wild(rng, (rows,), np.int32, 50))
         head_offsets.fill(wild(rng, (heads + 1,), np.int64, rows))
-    new = [Guarded(size) for size in (rows * D * item, rows * D * item, rows * 4, rows * 4)]
-    addresses = [x.address for x in new[:3]] + [new[3].address if rng.random() < 0.5 else None]
+    merged = int(rng.integers(0, 4))
+    total = rows + heads * merged
+    new = [Guarded(size) for size in (total * D * item, total * D * item, total * 4, total * 4)]
+    addresses = [x.address for x in new]
     inputs = (places.address, indices.address, head_offsets.address, *tables)
-    call("hubkv_rewrite", DEVICE, None, _abi.RewriteParams(candidates, rows), *inputs, *addresses)
+    params = _abi.RewriteParams(candidates, rows, merged)
+    call("hubkv_merge", DEVICE, None, params, raw.address, *inputs, *addresses)
+    call("hubkv_rewrite", DEVICE, None, params, *inputs, *addresses[:3], addresses[3] if merged else None)
 
 
 def main() -> None:

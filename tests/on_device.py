@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from device.moved import computing_on
-from hubkv_trt import _abi, _library, _stages_cache, _stages_decode, _stages_prefill
+from hubkv_trt import _abi, _library, _stages_cache, _stages_decode, _stages_prefill, _stages_rewrite
 from simt.library import load
 
 BUILDS = {"emulated": "plain", "races": "race", "sanitized": "asan"}
@@ -60,8 +60,9 @@ def emulated(library: ctypes.CDLL) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (_library, _stages_cache):
             patch.setattr(module, "library", lambda: library)
-        for module in (_stages_prefill, _stages_cache, _stages_decode):
+        for module in (_stages_prefill, _stages_cache, _stages_decode, _stages_rewrite):
             patch.setattr(module, "place", lambda _: (_abi.CUDA, None))
+        for module in (_stages_prefill, _stages_cache, _stages_decode):
             patch.setattr(module, "workspace", _emulated_workspace)
         _stages_cache._attend_calls.clear()  # they hold workspace sizes of the other device
         yield

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import test_calibrate_top_p
+import test_merge
 import test_rewrite
 import test_score_window
 import test_select_ragged
@@ -52,10 +53,17 @@ def rewrite_case(library: ctypes.CDLL) -> None:
         test_rewrite.test_equals_oracle(test_rewrite.DTYPES[1], 40, True)
 
 
+def merge_case(library: ctypes.CDLL) -> None:
+    """More members than a block looks up at once."""
+    decoding = decoding_cache(rows=100, tail=300, tail_tokens=288, num_layers=1, num_kv_heads=1, head_dim=24)
+    with emulated(library):
+        test_merge.check(decoding, 0.1, 2)
+
+
 @pytest.mark.parametrize("seed", [0, 2, 3])
 def test_the_order_of_threads_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIMT_SEED", str(seed))
-    for case in (score_case, calibrate_case, select_case, rewrite_case):
+    for case in (score_case, calibrate_case, select_case, rewrite_case, merge_case):
         case(load("plain"))
 
 
@@ -72,6 +80,7 @@ BARRIERS = [
     ("score_window/score_rkv.h", score_case, 5),
     ("calibrate_top_p/calibrate_top_p.cu", calibrate_case, 3),
     ("select_ragged/select_ragged.cu", select_case, 4),
+    ("merge/merge.cu", merge_case, 3),
 ]
 
 
@@ -86,6 +95,6 @@ def test_barriers_are_needed(file: str, case: Callable[[ctypes.CDLL], None], bar
 
 def test_no_barrier_is_left_out() -> None:
     listed = {file for file, *_ in BARRIERS}
-    for stage in ("score_window", "calibrate_top_p", "select_ragged", "rewrite"):
+    for stage in ("score_window", "calibrate_top_p", "select_ragged", "rewrite", "merge"):
         for path in (ROOT / "cpp" / stage).iterdir():
             assert ("__sync" in path.read_text()) == (f"{stage}/{path.name}" in listed), path

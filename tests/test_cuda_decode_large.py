@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import test_calibrate_top_p
+import test_merge
 import test_rewrite
 import test_score_window
 import test_select_ragged
@@ -19,7 +20,8 @@ test_calibrate_top_p_logits = test_calibrate_top_p.test_equals_oracle_on_logits
 test_select_ragged_anything = test_select_ragged.test_equals_oracle_on_anything
 test_select_ragged_large = test_select_ragged.test_large_with_ties
 test_rewrite_large = test_rewrite.test_large
-del test_calibrate_top_p, test_rewrite, test_score_window, test_select_ragged
+test_merge_anything = test_merge.test_equals_oracle_on_anything
+del test_calibrate_top_p, test_merge, test_rewrite, test_score_window, test_select_ragged
 
 
 @pytest.fixture(scope="module", params=DEVICES, autouse=True)

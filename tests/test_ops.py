@@ -67,9 +67,10 @@ def decoding_samples() -> dict[str, tuple]:
         "score_window": arguments,
         "calibrate_top_p": calibration,
         "select_ragged": selection,
-        "rewrite_into": (
-            *(candidates[0], indices, head_offsets, *decoding.tables, *sizes, cache.page_base),
-            *outputs,
+        "rewrite_into": (candidates[0], indices, head_offsets, *decoding.tables, *sizes, cache.page_base, *outputs),
+        "merge_into": (
+            *(raw, candidates[0], indices, head_offsets, *decoding.tables, *sizes, cache.page_base, 2),
+            *(torch.cat([x, x[:8]]) for x in outputs),
         ),
     }
 
@@ -328,7 +329,8 @@ BUFFER = torch.zeros(4096, dtype=torch.uint8)
         ("calibrate_top_p_workspace", (CALIBRATE, ctypes.c_int64())),
         ("calibrate_top_p", (None, CALIBRATE, *[BUFFER.data_ptr()] * 8, 4096)),
         ("select_ragged", (None, _abi.SelectRaggedParams(1, 4, 2, 4), *[BUFFER.data_ptr()] * 6)),
-        ("rewrite", (None, _abi.RewriteParams(CANDIDATES, 2), *[BUFFER.data_ptr()] * 10)),
+        ("rewrite", (None, _abi.RewriteParams(CANDIDATES, 2, 0), *[BUFFER.data_ptr()] * 10)),
+        ("merge", (None, _abi.RewriteParams(CANDIDATES, 2, 1), *[BUFFER.data_ptr()] * 11)),
     ],
 )
 @pytest.mark.skipif(ops.has_cuda(), reason="this library was built with CUDA")
@@ -349,7 +351,7 @@ def test_too_little_workspace_is_refused() -> None:
 
 def test_null_pointers_are_refused() -> None:
     stages = ("refine", "select", "compact", "plan", "attend", "append")
-    for name in (*stages, "score_window", "calibrate_top_p", "select_ragged", "rewrite"):
+    for name in (*stages, "score_window", "calibrate_top_p", "select_ragged", "rewrite", "merge"):
         _, kinds = _abi.PROTOTYPES[f"hubkv_{name}"]
         with pytest.raises(ValueError, match="params"):
             call(f"hubkv_{name}", _abi.CPU, None, None, *[0 if k is ctypes.c_int64 else None for k in kinds[3:]])

@@ -14,15 +14,16 @@ namespace
 
 constexpr int32_t kCOPY_BATCH = 4; // vectors of k and of v that a thread has under way
 
-//! The last of `count` heads whose first row is not past `row`, for ascending offsets; any of them for others.
-__device__ int64_t headOfRow(int64_t const* headOffsets, int64_t count, int64_t row)
+//! The last of `count` heads whose first row is not past `row`, for ascending offsets; any of them for others. Each head has
+//! `spare` rows behind those that the offsets count.
+__device__ int64_t headOfRow(int64_t const* headOffsets, int64_t count, int64_t row, int64_t spare = 0)
 {
     int64_t low = 0;
     int64_t high = count - 1;
     while (low < high)
     {
         int64_t const middle = low + (high - low + 1) / 2;
-        if (headOffsets[middle] <= row)
+        if (headOffsets[middle] <= row - middle * spare)
         {
             low = middle;
         }

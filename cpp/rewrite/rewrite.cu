@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // rewrite on the GPU. A warp owns 32 rows of the new segment: each lane finds where one of them comes from and writes its
-// position and bias, then the warp copies them together. Rows of the cache are aligned to 16 bytes.
+// position and bias, then the warp copies them together; those that merge fills are left out. Rows of the cache are
+// aligned to 16 bytes.
 #include "rewrite/rewrite.h"
 
 #include "common/candidates.h"
@@ -20,7 +21,9 @@ template <int kBYTES>
 __global__ void __launch_bounds__(kTHREADS) rewriteRows(hubkv_rewrite_params const params, RewriteArrays const arrays)
 {
     int64_t const firstRow = (static_cast<int64_t>(blockIdx.x) * kWARPS + threadIdx.x / kWARP_SIZE) * kWARP_SIZE;
-    if (firstRow >= params.newRows)
+    int64_t const heads = params.candidates.cache.L * params.candidates.cache.Hkv;
+    int64_t const newRows = params.keptRows + heads * params.mergedRows;
+    if (firstRow >= newRows)
     {
         return;
     }
@@ -29,15 +32,16 @@ __global__ void __launch_bounds__(kTHREADS) rewriteRows(hubkv_rewrite_params con
     char const* v = nullptr;
     bool there = false;
     CacheView const cache(params.candidates.cache, arrays.arena);
-    if (row < params.newRows)
+    if (row < newRows)
     {
-        int64_t const heads = params.candidates.cache.L * params.candidates.cache.Hkv;
-        int64_t const number = headOfRow(arrays.headOffsets, heads, row);
-        there = arrays.headOffsets[number] <= row && row < arrays.headOffsets[number + 1];
+        int64_t const number = headOfRow(arrays.headOffsets, heads, row, params.mergedRows);
+        int64_t const kept = row - number * params.mergedRows;
+        there = arrays.headOffsets[number] <= kept && kept < arrays.headOffsets[number + 1] && kept >= 0
+            && kept < params.keptRows;
         if (there)
         {
             HeadCandidates const candidates(params.candidates, cache, arrays.segments, arrays.blockTable, number);
-            int64_t const index = arrays.indices[row];
+            int64_t const index = arrays.indices[kept];
             CandidateRow from{nullptr, nullptr, 0.F};
             if (index >= 0 && index < candidates.count())
             {
@@ -64,8 +68,9 @@ void rewriteCuda(void* cudaStream, hubkv_rewrite_params const& params, RewriteAr
 {
     uintptr_t const all = reinterpret_cast<uintptr_t>(arrays.kRows) | reinterpret_cast<uintptr_t>(arrays.vRows);
     auto const kernel = all % 16 == 0 ? rewriteRows<16> : all % 4 == 0 ? rewriteRows<4> : rewriteRows<2>;
-    launch(kernel, gridFor("newRows", params.newRows, kTHREADS), dim3(kTHREADS), 0, static_cast<Stream>(cudaStream),
-        params, arrays);
+    int64_t const rows = params.keptRows + params.candidates.cache.L * params.candidates.cache.Hkv * params.mergedRows;
+    launch(kernel, gridFor("keptRows", rows, kTHREADS), dim3(kTHREADS), 0, static_cast<Stream>(cudaStream), params,
+        arrays);
 }
 
 } // namespace hubkv

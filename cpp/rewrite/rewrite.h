@@ -26,6 +26,10 @@ struct RewriteArrays
     float* rowBias; // or null
 };
 
+//! Refuses arguments that neither rewrite nor merge can take; whether there is a row to write. The number of rows of the
+//! new segment is keptRows + L * Hkv * mergedRows.
+bool checkRewrite(hubkv_rewrite_params const* params, RewriteArrays const& arrays);
+
 //! Arguments as in hubkv_rewrite, checked; what the tables hold is not.
 void rewriteHost(hubkv_rewrite_params const& params, RewriteArrays const& arrays);
 

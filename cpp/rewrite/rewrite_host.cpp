@@ -28,9 +28,8 @@ void rewriteHost(hubkv_rewrite_params const& params, RewriteArrays const& arrays
     char* const kRows = static_cast<char*>(arrays.kRows);
     char* const vRows = static_cast<char*>(arrays.vRows);
 
-    auto const writeRow = [&](HeadCandidates const& candidates, int64_t row)
+    auto const writeRow = [&](HeadCandidates const& candidates, int64_t index, int64_t row)
     {
-        int64_t const index = arrays.indices[row];
         CandidateRow from{nullptr, nullptr, 0.F};
         if (index >= 0 && index < candidates.count())
         {
@@ -55,11 +54,11 @@ void rewriteHost(hubkv_rewrite_params const& params, RewriteArrays const& arrays
         }
     };
 
-    parallelFor((params.newRows - 1) / perTask + 1,
+    parallelFor((params.keptRows - 1) / perTask + 1,
         [&](int64_t task)
         {
             int64_t const begin = task * perTask;
-            int64_t const end = std::min(params.newRows, begin + perTask);
+            int64_t const end = std::min(params.keptRows, begin + perTask);
             for (int64_t number = 0; number < shape.L * shape.Hkv; ++number)
             {
                 int64_t const first = std::max(begin, arrays.headOffsets[number]);
@@ -70,7 +69,7 @@ void rewriteHost(hubkv_rewrite_params const& params, RewriteArrays const& arrays
                         params.candidates, cache, arrays.segments, arrays.blockTable, number);
                     for (int64_t row = first; row < last; ++row)
                     {
-                        writeRow(candidates, row);
+                        writeRow(candidates, arrays.indices[row], row + number * params.mergedRows);
                     }
                 }
             }

@@ -135,7 +135,7 @@ class SelectRaggedParams(ctypes.Structure):
 class RewriteParams(ctypes.Structure):
     """hubkv_rewrite_params"""
 
-    _fields_ = [("candidates", CandidatesParams), ("newRows", c_int64)]
+    _fields_ = [("candidates", CandidatesParams), ("keptRows", c_int64), ("mergedRows", c_int64)]
 
 
 _DEVICE_AND_STREAM = (c_int32, c_void_p)
@@ -172,5 +172,6 @@ PROTOTYPES: dict[str, tuple[type, tuple[type, ...]]] = {
     ),
     "hubkv_select_ragged": (c_int32, (*_DEVICE_AND_STREAM, POINTER(SelectRaggedParams), *(c_void_p,) * 6)),
     "hubkv_rewrite": (c_int32, (*_DEVICE_AND_STREAM, POINTER(RewriteParams), *(c_void_p,) * 10)),
+    "hubkv_merge": (c_int32, (*_DEVICE_AND_STREAM, POINTER(RewriteParams), *(c_void_p,) * 11)),
 }
 """Function -> result and arguments. Pointers to data are addresses: one call serves host and device memory."""

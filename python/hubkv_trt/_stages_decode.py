@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""score_window, calibrate_top_p, select_ragged and rewrite, in the way of ``_stages_prefill.py``: the stages that
-compress one sequence again while it decodes.
+"""score_window, calibrate_top_p and select_ragged, in the way of ``_stages_prefill.py``: what a sequence keeps when it
+is compressed again while it decodes.
 
 The *candidates* of a (layer, KV head) are the rows that may be dropped: its compact rows, then the first
 ``tail_tokens`` tokens of its tail. Arrays over the candidates of all heads are ragged and packed, N = K +
@@ -20,7 +20,7 @@ from ._tensors import address, arena_table, check, check_dims, dtype_code, int32
 SCORES = {"vanilla": _abi.SCORE_VANILLA, "snapkv": _abi.SCORE_SNAPKV, "rkv": _abi.SCORE_RKV}
 
 
-def _candidates(
+def candidates_params(
     like: Tensor,
     name: str,
     arena: Tensor,
@@ -114,7 +114,7 @@ def score_window(
     if score not in SCORES:
         raise ValueError(f"score: {score!r} is not one of {', '.join(SCORES)}")
     num_layers, num_queries, num_heads, _ = q.shape
-    candidates = _candidates(
+    candidates = candidates_params(
         q,
         "q",
         arena,
@@ -292,96 +292,3 @@ def select_ragged(
         address(head_offsets),
     )
     return indices, head_offsets
-
-
-@operator("k_rows", "v_rows", "positions", "row_bias")
-def rewrite_into(
-    candidate_positions: Tensor,
-    indices: Tensor,
-    head_offsets: Tensor,
-    arena: Tensor,
-    segments: Tensor,
-    block_table: Tensor,
-    num_compact_rows: int,
-    tail_tokens: int,
-    tail_base: int,
-    num_layers: int,
-    page_tokens: int,
-    page_base: int,
-    k_rows: Tensor,
-    v_rows: Tensor,
-    positions: Tensor,
-    row_bias: Tensor | None,
-) -> None:
-    """Copies the kept candidates together as a new compact segment, bytes of keys and values unchanged. The segment
-    that they come from must lie elsewhere: it stays whole, so that decoding may go on over it.
-
-    Args:
-        candidate_positions: int32 [N], from :func:`score_window`.
-        indices: int32 [K'], from :func:`select_ragged`. One outside its head's candidates gives a row of zeros at
-            position 0 with bias -inf.
-        head_offsets: int64 [L*Hkv + 1], from :func:`select_ragged`; the new segment's, which the caller stores.
-        arena: uint8 [bytes].
-        segments: int64 [1, 4], of the old segment.
-        block_table: int32 [1, maxPages].
-        num_compact_rows: K, rows of the old segment.
-        tail_tokens: as for :func:`score_window`.
-        tail_base: as for :func:`score_window`.
-        num_layers: L.
-        page_tokens: P.
-        page_base: byte offset of page 0 in the arena.
-        k_rows: [K', D], written to, for example a segment in the arena; its dtype is that of the cache.
-        v_rows: [K', D], written to.
-        positions: int32 [K'], written to.
-        row_bias: float32 [K'], written to: the old rows' bias, 0 for tokens of the tail. None: biases are dropped.
-    """
-    check(candidate_positions, "candidate_positions", torch.int32, (None,), candidate_positions.device)
-    device = candidate_positions.device
-    check(indices, "indices", torch.int32, (None,), device)
-    check(head_offsets, "head_offsets", torch.int64, (None,), device)
-    heads = head_offsets.numel() - 1
-    if num_layers < 1 or heads < 1 or heads % num_layers != 0:
-        raise ValueError(f"num_layers: {num_layers} does not divide the {heads} heads of head_offsets")
-    check_dims(k_rows, "k_rows", "K D")
-    num_rows = indices.numel()
-    check(k_rows, "k_rows", k_rows.dtype, (num_rows, None), device)
-    check(v_rows, "v_rows", k_rows.dtype, tuple(k_rows.shape), device)
-    check(positions, "positions", torch.int32, (num_rows,), device)
-    if row_bias is not None:
-        check(row_bias, "row_bias", torch.float32, (num_rows,), device)
-    candidates = _candidates(
-        k_rows,
-        "k_rows",
-        arena,
-        segments,
-        block_table,
-        num_layers,
-        heads // num_layers,
-        num_compact_rows,
-        tail_tokens,
-        tail_base,
-        page_tokens,
-        page_base,
-        0,
-    )
-    expected = num_compact_rows + heads * tail_tokens
-    if candidate_positions.numel() != expected:
-        raise ValueError(
-            f"candidate_positions: {shape_text(candidate_positions)} is not [{expected}], K + L*Hkv*tail_tokens"
-        )
-    params = _abi.RewriteParams(candidates, num_rows)
-    call(
-        "hubkv_rewrite",
-        *place(candidate_positions),
-        params,
-        address(candidate_positions),
-        address(indices),
-        address(head_offsets),
-        arena_table(arena),
-        address(segments),
-        address(block_table),
-        address(k_rows),
-        address(v_rows),
-        address(positions),
-        None if row_bias is None else address(row_bias),
-    )

@@ -21,8 +21,9 @@ from torch import Tensor
 from ._library import cpu_isa, has_cuda, num_threads, set_num_threads, version
 from ._operators import LIBRARY
 from ._stages_cache import append, attend, plan
-from ._stages_decode import calibrate_top_p, rewrite_into, score_window, select_ragged
+from ._stages_decode import calibrate_top_p, score_window, select_ragged
 from ._stages_prefill import compact, compact_into, refine, select
+from ._stages_rewrite import merge_into, rewrite_into
 
 __all__ = [
     "refine",
@@ -36,6 +37,7 @@ __all__ = [
     "calibrate_top_p",
     "select_ragged",
     "rewrite_into",
+    "merge_into",
     "cpu_isa",
     "has_cuda",
     "num_threads",
@@ -144,6 +146,7 @@ def _(
     return scores.new_empty((num_rows,), dtype=torch.int32), torch.empty_like(candidate_offsets)
 
 
+@torch.library.register_fake("hubkv::merge_into", lib=LIBRARY)
 @torch.library.register_fake("hubkv::rewrite_into", lib=LIBRARY)
 def _(*tensors: object) -> None:
     _same_device(*tensors)

@@ -153,6 +153,7 @@ def compare_selection(decoding: DecodingCache, scores: tuple[Tensor, ...], case:
         for x, y in zip(chosen, reference.select_ragged(*(x.numpy() for x in selection), rows, 4), strict=True):
             same_bytes(x, y, f"select_ragged of {case}, {bounds}")
         decoding.rewrite(candidates[0], *chosen)
+        decoding.merge(raw, candidates[0], *chosen, 5)
 
 
 def wild(generator: torch.Generator, x: Tensor) -> Tensor:

@@ -25,11 +25,13 @@ STAGES = (
     "calibrate_top_p",
     "select_ragged",
     "rewrite_into",
+    "merge_into",
 )
 WRITTEN = {
     "compact_into": ("k_rows", "v_rows"),
     "append": ("arena",),
     "rewrite_into": ("k_rows", "v_rows", "positions", "row_bias"),
+    "merge_into": ("k_rows", "v_rows", "positions", "row_bias"),
 }
 
 

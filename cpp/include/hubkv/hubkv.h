@@ -398,28 +398,56 @@ HUBKV_API hubkv_status hubkv_select_ragged(hubkv_device device, void* stream, hu
 
 /* ---- rewrite: the kept candidates together, as a new compact segment ------------------------------------------------
  *
- * Row r of the new segment is candidate indices[r] of head h, for headOffsets[h] <= r < headOffsets[h+1]; bytes of keys and
- * values are not changed, row_bias is the row's (0 for tail tokens and where the segment has none). An index outside a head's
- * candidates or a row that is not in the arena gives a row of zeros with position 0 and bias -inf, which attend gives no
- * weight; an offset outside 0..newRows no row. The new segment must not overlap the old one.
+ * Candidate indices[r] of head h, for headOffsets[h] <= r < headOffsets[h+1], becomes row r + h * mergedRows of the new segment:
+ * each head has room for mergedRows more behind its own, which merge fills. Bytes of keys and values are not changed, row_bias
+ * is the row's (0 for tail tokens and where the segment has none). An index outside a head's candidates or a row that is not
+ * in the arena gives a row of zeros with position 0 and bias -inf, which attend gives no weight; an offset outside 0..keptRows
+ * no row. The new segment must not overlap the old one.
  */
 typedef struct
 {
     hubkv_candidates_params candidates;
-    int64_t newRows;
+    int64_t keptRows;
+    int64_t mergedRows; /* of each head, >= 0 */
 } hubkv_rewrite_params;
 
 HUBKV_API hubkv_status hubkv_rewrite(hubkv_device device, void* stream, hubkv_rewrite_params const* params,
     int32_t const* candidatePositions, /* [N] */
-    int32_t const* indices,            /* [newRows] */
+    int32_t const* indices,            /* [keptRows] */
     int64_t const* headOffsets,        /* [L*Hkv + 1] */
     int64_t const* arena,              /* [2] */
     int64_t const* segments,           /* [1, 4] */
     int32_t const* blockTable,         /* [1, maxPages] */
-    void* kRows,                       /* [newRows, D] */
-    void* vRows,                       /* [newRows, D] */
-    int32_t* newPositions,             /* [newRows] */
-    float* rowBias);                   /* [newRows] or null */
+    void* kRows,                       /* [keptRows + L*Hkv * mergedRows, D] */
+    void* vRows,                       /* the same */
+    int32_t* newPositions,             /* [keptRows + L*Hkv * mergedRows] */
+    float* rowBias);                   /* the same, or null */
+
+/* ---- merge: the evicted candidates of every head as a few rows --------------------------------------------------------
+ *
+ * The E candidates of a head that `indices` leaves out, ascending, are cut into mergedRows groups of neighbours: group j has
+ * those numbered j * E / mergedRows .. (j + 1) * E / mergedRows - 1 (whole division). With weights
+ *   w_i = softmax over the group of logits_i (-inf counts as -1e30: where all are, they weigh alike)
+ * group j becomes row headOffsets[h + 1] + h * mergedRows + j of the new segment:
+ *   key = sum w_i k_i, value = sum w_i v_i, float32 accumulation; position = that of the group's last candidate
+ *   bias = sum w_i (row_bias_i - log w_i)
+ * so that its logit is never more than the log-sum-exp of the members' logits, and equal to it for a query whose softmax over
+ * them is w (with `raw` of score_window: that of the window, in the mean). Members with bias -inf or outside the arena do not
+ * count; a group without members is a row of zeros with position 0 and bias -inf. Call rewrite with the same parameters too;
+ * the two write different rows.
+ */
+HUBKV_API hubkv_status hubkv_merge(hubkv_device device, void* stream, hubkv_rewrite_params const* params,
+    float const* logits,               /* [N] */
+    int32_t const* candidatePositions, /* [N] */
+    int32_t const* indices,            /* [keptRows], ascending within a head */
+    int64_t const* headOffsets,        /* [L*Hkv + 1] */
+    int64_t const* arena,              /* [2] */
+    int64_t const* segments,           /* [1, 4] */
+    int32_t const* blockTable,         /* [1, maxPages] */
+    void* kRows,                       /* [keptRows + L*Hkv * mergedRows, D] */
+    void* vRows,                       /* the same */
+    int32_t* newPositions,             /* [keptRows + L*Hkv * mergedRows] */
+    float* rowBias);                   /* the same */
 
 #ifdef __cplusplus
 }

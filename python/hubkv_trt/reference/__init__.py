@@ -8,6 +8,7 @@ from .append import append
 from .attend import attend
 from .calibrate_top_p import calibrate_top_p
 from .compact import compact, compact_into
+from .merge import merge_into
 from .plan import plan
 from .refine import refine
 from .rewrite import rewrite_into
@@ -27,4 +28,5 @@ __all__ = [
     "calibrate_top_p",
     "select_ragged",
     "rewrite_into",
+    "merge_into",
 ]
