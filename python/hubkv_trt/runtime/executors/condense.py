@@ -69,7 +69,8 @@ def _counts(
     """int32 [L*Hkv], the rows of each head."""
     counts, _, _ = stages.calibrate_top_p(
         raw if config.calibrate else scores, scores, positions, offsets, model.num_layers, config.p,
-        config.sink_tokens, config.min_rows, config.upper_budget or 0, (config.layer_budget or 0) * model.num_kv_heads, config.fill,
+        config.sink_tokens, config.min_rows, config.upper_budget or 0,
+        (config.layer_budget or 0) * model.num_kv_heads, config.fill,
     )  # fmt: skip
     return counts
 
