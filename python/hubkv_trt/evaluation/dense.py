@@ -166,7 +166,7 @@ class Compressor:
             stats = RequestStats(dense.num_tokens, ratio=ratio, effective_ratio=kept.effective_ratio)
             stats.rows = offsets.diff().numpy().reshape(model.num_layers, model.num_kv_heads)
             stats.bytes_dense, stats.bytes_kept = cache.ledger.dense_bytes(dense.num_tokens), segment.num_bytes
-            context = CompressedContext(cache, segment, dense.num_tokens, stats)
+            context = CompressedContext(cache, segment, dense.token_ids, stats)
         finally:
             cache.release(segment)  # the context holds it now
         context.ending = dense.ending

@@ -125,13 +125,13 @@ class _Group:
 
 
 def _request(llm: LLM, opened: ExitStack, item: Forced) -> Request:
+    longest = max(len(c.tokens) for c in item.continuations)
     request = Request(
-        item.prompt, None, max_tokens=0, end_ids=frozenset(), detokenizer=Detokenizer(llm.tokenizer, ()), stream=False,
+        item.prompt, None, max_tokens=longest + 1, end_ids=frozenset(), detokenizer=Detokenizer(llm.tokenizer, ()), stream=False,
         ratio=item.context.stats.ratio, context=item.context,
     )  # fmt: skip
     request.segment = item.context.segment
-    longest = max(len(c.tokens) for c in item.continuations)
-    request.tail = llm.cache.open_tail(len(item.prompt) + longest)
+    request.tail = llm.cache.open_tail(request.tail_limit)
     opened.callback(llm.cache.close_tail, request.tail)
     return request
 
