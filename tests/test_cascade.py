@@ -194,6 +194,26 @@ def test_merged_rows_come_beside_the_budget(merging: LLM) -> None:
     assert merging.cache.held_bytes == ledger.segment_bytes(merging._staging.rows)
 
 
+def test_merged_rows_have_the_bias_of_those_they_stand_for(merging: LLM) -> None:
+    """Behind the kept rows of each head, whose bias is 0. That of m rows of E equal members is log(E / m) at most."""
+    (sequence,) = merging._requests.generation([ids(100)], LONG, 0.0, None, False, False)
+    merging._scheduler.add(sequence)
+    try:
+        while sequence.stats.condensations == 0:
+            merging.step()
+        assert sequence.segment is not None
+        offsets, bias = sequence.segment.head_offsets.tolist(), sequence.segment.row_bias
+        assert bias is not None
+        evicted = 100 + sequence.cascade.moved_tokens - np.diff(offsets) + MERGED.condensed_rows
+        for start, end, count in zip(offsets[:-1], offsets[1:], evicted, strict=True):
+            kept, merged = bias[start : end - MERGED.condensed_rows], bias[end - MERGED.condensed_rows : end]
+            assert (kept == 0).all()
+            assert (merged > 0).all()
+            assert (merged <= np.log(-(-count // MERGED.condensed_rows)) + 1e-5).all()
+    finally:
+        merging._scheduler.finish(sequence, "aborted")
+
+
 def test_nothing_is_lost_where_nothing_is_merged(merging: LLM, tiny_engine: Callable[..., Path]) -> None:
     """Rows that stand for nothing change nothing, however many compressions leave them."""
     everything = EVERYTHING.replace(layer_budget=400, condensed_rows=3)

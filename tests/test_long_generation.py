@@ -42,18 +42,6 @@ def test_forced_is_decoding(tiny_engine: Callable[..., Path], long_nll: object, 
     llm.cache.audit()
 
 
-def test_what_is_merged_is_read_as_if_it_were_there(tiny_engine: Callable[..., Path], long_nll: object) -> None:
-    """Likelihoods are closer to those of the whole cache than where evicted rows are dropped."""
-    merging = CASCADE.replace(layer_budget=16, upper_budget=24, condensed_rows=2)
-    llm = LLM(tiny_engine("llama"), decode_compression=merging, cache_bytes=64 << 20)
-    text = np.random.default_rng(0).integers(5, 200, 200).tolist()
-    dense, merged, dropped = (
-        long_nll.forced(llm, list(range(5, 105)), text, config, 0.0)[0]  # type: ignore[attr-defined]
-        for config in (None, merging, merging.replace(condensed_rows=0, layer_budget=18))
-    )
-    assert np.abs(merged - dense).mean() < 0.7 * np.abs(dropped - dense).mean()
-
-
 def test_intervals_are_paired(long_nll: object) -> None:
     noise = np.random.default_rng(1).normal(0, 3, 4000)
     found = long_nll.compare(noise + 0.1, noise, 16)  # type: ignore[attr-defined]
