@@ -74,7 +74,7 @@ __device__ float blockTogether(float value, float* shared)
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kMIX_THREADS)
+__global__ void __launch_bounds__(kMIX_THREADS, 2)
     mixScores(hubkv_score_window_params const params, ScoreArrays const arrays)
 {
     constexpr int32_t kMAX_DIM = kKEY_FLOATS * kWARP_SIZE;
