@@ -4,7 +4,8 @@
 #   make test    set everything up, then linters and the whole test suite
 #   make serve   serve the demo model from a Triton Inference Server on 127.0.0.1
 #   make lint    ruff, mypy, clang-format          make format   rewrite sources in the project's layout
-#   make bench   the benchmarks of docs/benchmarks.md
+#   make bench   the benchmarks of docs/benchmarks.md; make bench-triton: those of the server
+#   make soak    5,000 mixed requests to a Triton Inference Server: none lost, none wrong, no memory lost
 #   make clean   remove .venv, .venv-triton, build and demo
 #
 # Needs Python >= 3.10, g++ and make. All else comes from pip into .venv; a second run does only what changed.
@@ -28,7 +29,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 export PYTHONDONTWRITEBYTECODE :=
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test serve lint format bench setup clean FORCE
+.PHONY: demo test serve soak lint format bench bench-triton setup clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -43,6 +44,9 @@ test: setup lint
 serve: $(TRITON_VENV)/stamp demo/engine/engine.json
 	@$(BIN)/python build_scripts/make_triton_repo.py --output demo/triton --force
 	@$(BIN)/python build_scripts/serve.py --repository demo/triton $(SERVE_FLAGS)
+
+soak: setup demo/engine/engine.json
+	$(BIN)/python tests/soak.py $(SOAK_FLAGS)
 
 lint: $(STAMPS)/dev
 	$(BIN)/ruff check $(PY_SOURCES)
@@ -59,6 +63,9 @@ format: $(STAMPS)/dev
 bench: setup demo/engine/engine.json
 	$(BIN)/python benchmarks/stages.py
 	$(BIN)/python benchmarks/generate.py
+
+bench-triton: setup
+	benchmarks/triton.sh
 
 clean:
 	rm -rf $(VENV) $(TRITON_VENV) build demo

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import queue
-import threading
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,9 @@ import pytest
 from hubkv_trt.cli import main
 from hubkv_trt.runtime.llm import LLM, RequestOutput, SamplingParams
 from hubkv_trt.serving.client import HubKVClient, ServerError
+from soak_clients import Load
+from soak_requests import make_requests
+from soak_tally import KINDS
 from triton_cases import CASES, LONG, MANY, PROMPT, check, grown, post
 from triton_site import CACHE_BYTES, SECONDS, TritonSite
 
@@ -120,40 +122,15 @@ def test_chat(client: HubKVClient, llm: LLM) -> None:
     check([client.generate("Who?", hubkv_chat=True, max_tokens=8)], output)
 
 
-def test_overload(triton: TritonSite, expected: dict[str, RequestOutput]) -> None:
-    """32 clients at a batch of 4, good and bad requests: each is answered as it is alone, or refused."""
-    failures: list[str] = []
-    counts = {"good": 0, "bad": 0}
-    names, lock = list(CASES), threading.Lock()
-
-    def ask(client: HubKVClient, index: int) -> str:
-        if index % 7 == 3:
-            with pytest.raises(ServerError, match=r"^hubkv_ratio: "):
-                client.generate(PROMPT, hubkv_ratio=2.0)
-            return "bad"
-        name = names[index % len(names)]
-        pieces = client.stream(PROMPT, **CASES[name][0]) if index % 4 else [client.generate(PROMPT, **CASES[name][0])]
-        check(list(pieces), expected[name])
-        return "good"
-
-    def run(first: int) -> None:
-        with HubKVClient(triton.server.grpc, timeout=SECONDS) as client:
-            for index in range(first, 200, 32):
-                try:
-                    kind = ask(client, index)
-                    with lock:
-                        counts[kind] += 1
-                except BaseException as error:
-                    failures.append(f"request {index}: {error!r}")
-
-    threads = [threading.Thread(target=run, args=(first,)) for first in range(32)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS)
-    assert not failures
-    assert counts == {"good": 171, "bad": 29}
-    triton.wait_until_idle()
+def test_mixed_load(triton: TritonSite, llm: LLM) -> None:
+    """200 good and bad requests of 32 clients at a batch of 4 (``make soak``: 5,000): none lost, none wrong."""
+    before = triton.idle_totals()
+    tally = Load(triton, make_requests(llm), clients=32, seconds=SECONDS).run(first=0, count=200)
+    assert not tally.lost
+    assert not tally.wrong
+    assert tally.done.total() == 200
+    assert tally.done.keys() == KINDS.keys()
+    tally.check_counters(before, triton.idle_totals())
 
 
 def test_full_queue(triton: TritonSite) -> None:
@@ -228,6 +205,9 @@ def test_metrics(triton: TritonSite, client: HubKVClient, llm: LLM, expected: di
     assert grown(before, after, "hubkv_first_token_seconds_count") == 1
     assert after['hubkv_arena_bytes{of="size"}'] == llm.cache.num_bytes
     assert grown(before, after, 'hubkv_tokens_total{phase="prefill"}') == output.stats.prompt_tokens
+    assert (
+        0 < grown(before, after, "hubkv_prefill_seconds_total") <= grown(before, after, "hubkv_first_token_seconds_sum")
+    )
     assert grown(before, after, "hubkv_inter_token_seconds_count") == tokens - 1
     assert grown(before, after, 'hubkv_inter_token_seconds_bucket{le="+Inf"}') == tokens - 1
     assert grown(before, after, "hubkv_first_token_seconds_sum") > 0

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 import urllib.request
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hubkv_trt.serving.counters import read_metrics
 from hubkv_trt.serving.repository import ModelParameters, write_model
 from hubkv_trt.serving.responder import PUBLISH_SECONDS
 from hubkv_trt.serving.triton_server import TritonServer
@@ -21,11 +21,18 @@ TEMPLATE = ROOT / "triton_repo" / "hubkv"
 ENVIRONMENT = Path(os.environ.get("HUBKV_TRITON_ENVIRONMENT", ROOT / ".venv-triton"))
 CACHE_BYTES = 64 << 20
 SECONDS = 60.0  # for any one answer
-LIFETIME = 900.0  # of the server, whatever happens
 
 
 class TritonSite:
     """A running server with ``hubkv`` (decoupled) and ``hubkv_unary`` of one engine.
+
+    Args:
+        engine: its directory.
+        folder: for the repository and the log.
+        max_waiting: of ``hubkv``; ``hubkv_unary`` has room for two.
+        cache_bytes: of each model.
+        copy_engine: each model has a copy.
+        lifetime: seconds after which the server is stopped, whatever happens.
 
     Attributes:
         engine: its directory.
@@ -33,22 +40,35 @@ class TritonSite:
         server: the server.
     """
 
-    def __init__(self, engine: Path, folder: Path) -> None:
+    def __init__(
+        self,
+        engine: Path,
+        folder: Path,
+        *,
+        max_waiting: int | None = None,
+        cache_bytes: int = CACHE_BYTES,
+        copy_engine: bool = True,
+        lifetime: float = 900.0,
+    ) -> None:
         self.engine = engine
+        self._cache_bytes = cache_bytes
+        self._copy_engine = copy_engine
         self.repository = folder / "repository"
         self._log = folder / "triton.log"
-        self.add_model("hubkv")
+        self.add_model("hubkv", max_waiting=max_waiting)
         self.add_model("hubkv_unary", decoupled=False, max_waiting=2)
         options = ["--model-control-mode=explicit", "--load-model=hubkv", "--load-model=hubkv_unary"]
         self.server = TritonServer(ENVIRONMENT, self.repository, options=options, log=self._log)
-        self._deadline = threading.Timer(LIFETIME, self.server.stop)
+        self._deadline = threading.Timer(lifetime, self.server.stop)
         self._deadline.daemon = True
         self._deadline.start()
 
     def add_model(self, name: str, decoupled: bool = True, **parameters: Any) -> Path:
-        """Writes a model on a copy of the engine; the folder of its version."""
-        given = ModelParameters(str(self.engine), cache_bytes=CACHE_BYTES, **parameters)
-        folder = write_model(TEMPLATE, self.repository, given, name=name, decoupled=decoupled, copy_engine=True)
+        """Writes a model; the folder of its version. ``parameters`` are those of ``ModelParameters``."""
+        given = ModelParameters(str(self.engine), cache_bytes=self._cache_bytes, **parameters)
+        folder = write_model(
+            TEMPLATE, self.repository, given, name=name, decoupled=decoupled, copy_engine=self._copy_engine
+        )
         return folder / "1"
 
     def log(self) -> str:
@@ -60,18 +80,9 @@ class TritonSite:
         return f"http://{self.server.http}/v2/models/{model}/{call}"
 
     def metrics(self, model: str = "hubkv") -> dict[str, float]:
-        """The model's own metrics: ``name{label="value"}`` without the model's label."""
+        """The model's own metrics, as ``read_metrics`` has them."""
         with urllib.request.urlopen(f"http://{self.server.metrics}/metrics", timeout=SECONDS) as answer:
-            text = answer.read().decode()
-        found = re.findall(r"^(hubkv_\w+)\{(.*)\} (\S+)$", text, flags=re.M)
-        mine = f'model="{model}"'
-        values = {}
-        for name, labels, value in found:
-            parts = labels.split(",")
-            if mine in parts:
-                parts.remove(mine)
-                values[name + (f"{{{parts[0]}}}" if parts else "")] = float(value)
-        return values
+            return read_metrics(answer.read().decode(), model)
 
     def wait_for(self, condition: Callable[[dict[str, float]], bool], model: str = "hubkv") -> dict[str, float]:
         """Metrics that fulfil the condition."""
@@ -90,6 +101,11 @@ class TritonSite:
             time.sleep(3 * PUBLISH_SECONDS)
             if self.metrics(model) == values:
                 return values
+
+    def idle_totals(self) -> dict[str, float]:
+        """Counters of both models together, when both are idle."""
+        both = [self.wait_until_idle(model) for model in ("hubkv", "hubkv_unary")]
+        return {key: both[0].get(key, 0) + both[1].get(key, 0) for key in both[0].keys() | both[1].keys()}
 
     def stop(self) -> int:
         """Stops the server; its exit status."""

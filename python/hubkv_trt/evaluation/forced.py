@@ -127,8 +127,8 @@ class _Group:
 def _request(llm: LLM, opened: ExitStack, item: Forced) -> Request:
     longest = max(len(c.tokens) for c in item.continuations)
     request = Request(
-        item.prompt, None, max_tokens=longest + 1, end_ids=frozenset(), detokenizer=Detokenizer(llm.tokenizer, ()), stream=False,
-        ratio=item.context.stats.ratio, context=item.context,
+        item.prompt, None, max_tokens=longest + 1, end_ids=frozenset(), detokenizer=Detokenizer(llm.tokenizer, ()),
+        stream=False, ratio=item.context.stats.ratio, context=item.context,
     )  # fmt: skip
     request.segment = item.context.segment
     request.tail = llm.cache.open_tail(request.tail_limit)

@@ -74,6 +74,7 @@ class Metrics:
             that requests hold for compressions.
         rows_kept: counter: by bucket of the effective ratio (``RATIOS``, upper bounds), rows kept by prefills.
         prefill_tokens: counter: tokens of prompts and documents.
+        prefill_seconds: counter: what the engine took for them.
         question_tokens: counter: tokens of questions over contexts.
         decode_tokens: counter: tokens generated.
         compressions: counter: of caches, while their requests decoded (docs/hard-kv.md).
@@ -98,6 +99,7 @@ class Metrics:
     tier_bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TIERS, 0))
     rows_kept: dict[float, int] = field(default_factory=lambda: dict.fromkeys(RATIOS, 0))
     prefill_tokens: int = 0
+    prefill_seconds: float = 0.0
     question_tokens: int = 0
     decode_tokens: int = 0
     compressions: int = 0

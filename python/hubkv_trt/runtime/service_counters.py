@@ -45,6 +45,7 @@ class Counters:
                 metrics.question_tokens += len(sequence.token_ids)
             elif sequence.budget is not None:
                 metrics.prefill_tokens += len(sequence.token_ids)
+                metrics.prefill_seconds += sequence.stats.seconds["prefill"]
                 bucket = RATIOS[bisect.bisect_left(RATIOS, sequence.stats.effective_ratio)]
                 metrics.rows_kept[bucket] += sequence.budget.num_rows
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ _HELP = {
     "hubkv_contexts": "Compressed contexts that are kept",
     "hubkv_rows_kept_total": "Rows kept by prefills, by the upper bound of their effective compression ratio",
     "hubkv_tokens_total": "Tokens that went through the engine",
+    "hubkv_prefill_seconds_total": "Seconds that the engine took for prompts and documents",
     "hubkv_requests_finished_total": "Requests that have ended",
     "hubkv_requests_refused_total": "Requests refused because the queue was full",
     "hubkv_preemptions_total": "Running requests that had to start again",
@@ -62,6 +64,7 @@ def samples(metrics: Metrics) -> Iterator[Sample]:
         for key, value in values.items():
             yield Sample(name, {label: key}, value)
     yield Sample("hubkv_contexts", {}, m.contexts)
+    yield Sample("hubkv_prefill_seconds_total", {}, m.prefill_seconds)
     yield Sample("hubkv_requests_refused_total", {}, m.refused)
     yield Sample("hubkv_decode_compressions_total", {}, m.compressions)
     yield Sample("hubkv_decode_compression_seconds_total", {}, m.compression_seconds)
@@ -76,6 +79,17 @@ def _histogram(name: str, histogram: Histogram) -> Iterator[Sample]:
         yield Sample(f"{name}_bucket", {"le": "+Inf" if bound == float("inf") else f"{bound:g}"}, count)
     yield Sample(f"{name}_sum", {}, histogram.sum)
     yield Sample(f"{name}_count", {}, histogram.count)
+
+
+def read_metrics(text: str, model: str) -> dict[str, float]:
+    """A model's metrics out of what Triton's metrics port gives: ``name{label="value"}`` without the model's label."""
+    values = {}
+    for name, labels, value in re.findall(r"^(hubkv_\w+)\{(.*)\} (\S+)$", text, flags=re.M):
+        parts = labels.split(",")
+        if f'model="{model}"' in parts:
+            parts.remove(f'model="{model}"')
+            values[name + (f"{{{parts[0]}}}" if parts else "")] = float(value)
+    return values
 
 
 class Exporter:

@@ -7,6 +7,7 @@ package and its dependencies are found there; the environment that this module r
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -72,25 +73,31 @@ class TritonServer:
         command += ["--disable-auto-complete-config", *options]  # its asking a model for more costs a start of Python
         self._log = log.open("wb") if log is not None else None
         self._process = subprocess.Popen(
-            command, env=variables, stdout=self._log, stderr=subprocess.STDOUT if self._log else None
+            command,
+            env=variables,
+            stdout=self._log,
+            stderr=subprocess.STDOUT if self._log else None,
+            start_new_session=True,  # so that the processes of its models can be ended with it
         )
         self.pid = self._process.pid
 
     def wait_until_ready(self, timeout: float) -> None:
-        """Waits until the server answers; every model has then been loaded or has failed.
+        """Waits until the server answers on all ports; every model has then been loaded or has failed.
 
         Raises:
             TimeoutError: it does not in that many seconds.
             RuntimeError: it has ended.
         """
         deadline = time.monotonic() + timeout
+        # the port of metrics is the last that tritonserver opens
+        urls = [f"http://{self.http}/v2/health/ready", f"http://{self.metrics}/metrics"]
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 raise RuntimeError(f"tritonserver ended with exit status {self._process.returncode}; see its log")
             try:
-                with urllib.request.urlopen(f"http://{self.http}/v2/health/ready", timeout=2) as answer:
-                    if answer.status == 200:
-                        return
+                for url in urls:
+                    urllib.request.urlopen(url, timeout=2).close()  # raises for a status that is not 200
+                return
             except (urllib.error.URLError, OSError):
                 pass
             time.sleep(0.1)
@@ -113,6 +120,8 @@ class TritonServer:
             except subprocess.TimeoutExpired:
                 self._process.kill()
         status = self._process.wait()
+        with contextlib.suppress(ProcessLookupError):  # a server that was not patient leaves processes of models behind
+            os.killpg(self.pid, signal.SIGKILL)
         if self._log is not None:
             self._log.close()
         self._scratch.cleanup()
