@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from hubkv_trt.commands.common import Formatter, byte_count, run
+from hubkv_trt.commands.common import Formatter, byte_count, hard_kv, run
 from hubkv_trt.engine.build import DEFAULT_OUTPUT
 from hubkv_trt.serving.repository import ModelParameters, write_model
 
@@ -26,6 +26,7 @@ def command(arguments: argparse.Namespace) -> int:
         max_waiting=arguments.max_waiting,
         prefill_tokens_per_step=arguments.prefill_tokens_per_step,
         overcommit=arguments.overcommit,
+        decode_compression=arguments.decode_compression,
     )
     folder = write_model(
         TEMPLATE,
@@ -54,5 +55,11 @@ if __name__ == "__main__":
     parser.add_argument("--max-waiting", type=int, metavar="N", help="requests that may wait (default: see Service)")
     parser.add_argument("--prefill-tokens-per-step", type=int, metavar="N", help="prompt tokens between decode steps")
     parser.add_argument("--overcommit", type=float, metavar="F", help="fraction of tails that is not reserved")
+    parser.add_argument(
+        "--decode-compression",
+        type=hard_kv,
+        metavar="default|NAME=VALUE,...",
+        help="compress caches while decoding (default: as the engine was built)",
+    )
     parser.add_argument("--force", action="store_true", help="replace the model if it is there")
     sys.exit(run(command, parser.parse_args()))

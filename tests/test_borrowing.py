@@ -79,31 +79,31 @@ def test_what_is_lent_is_nobody_elses_and_no_part_of_the_books() -> None:
     cache = Cache(Ledger(make_config().model, DType.BFLOAT16), 1 << 20, 4)
     first = cache.allocate(100)
     held = cache.held_bytes
-    assert cache.fits(100, 16, 900_000)
-    assert not cache.fits(100, 16, 1 << 20)
-    assert not cache.fits(None, 0, 1 << 20)
+    assert cache.fits([100], 16, 900_000)
+    assert not cache.fits([100], 16, 1 << 20)
+    assert not cache.fits([], 0, 1 << 20)
     with cache.lend(900_001) as offset:
         cache.audit()
         assert offset % 256 == 0
         assert offset >= first.offset + first.num_bytes
         assert cache.held_bytes == held == cache.peak_bytes
-        assert not cache.fits(1000, 0)
+        assert not cache.fits([1000], 0)
         with (
             pytest.raises(CacheFullError, match=r"a prefill borrows 500224 bytes in one piece, the largest"),
             cache.lend(500_001),
         ):
             pass
-    assert cache.fits(1000, 0)
+    assert cache.fits([1000], 0)
     with pytest.raises(KeyError), cache.lend(100):
         raise KeyError
     with cache.lend(0):
         cache.audit()
     cache.audit()
-    cache.check_can_ever_fit(100, 16, 900_000)
+    cache.check_can_ever_fit([100], 16, 900_000)
     with pytest.raises(
         ValueError, match=r"\d+ bytes of compact segment \(100 rows\) and 1048576 while the prompt runs"
     ):
-        cache.check_can_ever_fit(100, 16, 1 << 20)
+        cache.check_can_ever_fit([100], 16, 1 << 20)
 
 
 def test_the_default_cache_holds_the_largest_prompt_too() -> None:

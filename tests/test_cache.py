@@ -82,8 +82,8 @@ def test_pages_are_taken_as_a_tail_grows_and_all_come_back() -> None:
     assert cache.grow(tail, 17)
     assert tail.pages == [0, 1]
     assert cache.held_bytes == cache.ledger.tail_bytes(17) == 2 * cache.ledger.page_bytes
-    assert cache.fits(None, 16)
-    assert not cache.fits(None, 17)  # the third page is promised, not free
+    assert cache.fits([], 16)
+    assert not cache.fits([], 17)  # the third page is promised, not free
     with pytest.raises(CacheFullError, match="needs 2 pages, 1 of 4"):
         cache.open_tail(17)
     with pytest.raises(RuntimeError, match="longer than the 3 pages"):
@@ -91,7 +91,7 @@ def test_pages_are_taken_as_a_tail_grows_and_all_come_back() -> None:
     cache.audit()
     cache.close_tail(tail)
     assert cache.held_bytes == 0
-    assert cache.fits(None, 64)
+    assert cache.fits([], 64)
     cache.audit()
 
 
@@ -114,16 +114,16 @@ def test_a_shared_segment_stays_until_its_last_holder_leaves() -> None:
 def test_a_full_cache_says_what_is_missing_and_takes_nothing() -> None:
     cache = make_cache(segment_bytes=make_cache().ledger.segment_bytes(100))
     segment = cache.allocate(100)
-    assert not cache.fits(1, 0)
+    assert not cache.fits([1], 0)
     with pytest.raises(CacheFullError, match=r"a segment of 1 rows needs \d+ bytes .* largest free range has 0"):
         cache.allocate(1)
     cache.audit()
     cache.release(segment)
-    cache.check_can_ever_fit(100, 8 * 16)
+    cache.check_can_ever_fit([100], 8 * 16)
     with pytest.raises(ValueError, match=r"prompt: .*raise cache_bytes or the ratio"):
-        cache.check_can_ever_fit(200, 0)
+        cache.check_can_ever_fit([200], 0)
     with pytest.raises(ValueError, match="max_tokens: 'a tail of 129 tokens'"):
-        cache.check_can_ever_fit(1, 129)
+        cache.check_can_ever_fit([1], 129)
 
 
 def test_freed_memory_goes_back_to_the_system() -> None:
@@ -150,7 +150,7 @@ def test_any_order_of_operations_keeps_the_books_right(data: st.DataObject) -> N
         action = data.draw(st.sampled_from(["allocate", "release", "share", "open", "grow", "close"]))
         if action == "allocate":
             rows = data.draw(st.integers(0, 600))
-            if cache.fits(rows, 0):
+            if cache.fits([rows], 0):
                 segment = cache.allocate(rows)
                 segment.k_rows.fill_(step)
                 segment.positions.fill_(step)
@@ -167,7 +167,7 @@ def test_any_order_of_operations_keeps_the_books_right(data: st.DataObject) -> N
                 cache.release(segments.pop(index)[0])
         elif action == "open":
             limit = data.draw(st.integers(0, 64))
-            if cache.fits(None, limit):
+            if cache.fits([], limit):
                 tails.append([cache.open_tail(limit), 0, limit])
         elif action == "grow" and tails:
             tail = tails[data.draw(st.integers(0, len(tails) - 1))]

@@ -272,7 +272,7 @@ def test_generate_passes_every_parameter_on(hubkv: Any, tiny_engine: Make) -> No
     status, out, _ = hubkv("generate", "--engine", engine, "--no-chat", "--prompt", prompt, *words)
     params = SamplingParams(bad_words=("e", "th"), stop=("zq",), return_log_probs=True, **asked)
     unchanged = {name for name, value in vars(SamplingParams()).items() if getattr(params, name) == value}
-    assert unchanged == {"stop_token_ids", "ignore_eos"}
+    assert unchanged == {"stop_token_ids", "ignore_eos", "decode_compression"}  # the last goes to the LLM
     (output,) = LLM(engine).generate(prompt, params)
     assert status == 0
     result = json.loads(out)

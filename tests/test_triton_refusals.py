@@ -64,6 +64,8 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("hubkv_ratio", {"text_input": "a", "hubkv_ratio": 1.0}),
     ("hubkv_ratio", {"text_input": "a", "hubkv_ratio": -0.1}),
     ("hubkv_ratio", {"text_input": "a", "hubkv_ratio": NAN}),
+    ("hubkv_decode_p", {"text_input": "a", "hubkv_decode_p": 0.9}),  # this model does not compress while it decodes
+    ("hubkv_decode_budget", {"text_input": "a", "hubkv_decode_budget": 64}),
     ("context_id", {"text_input": "a", "context_id": ""}),
     ("context_text", {"context_text": "a"}),
     ("context_text", {"context_text": "", "context_id": "c"}),

@@ -91,6 +91,8 @@ def check(pieces: list[Piece], output: RequestOutput) -> None:
         "kv_rows_kept": int(stats.rows.sum()),  # type: ignore[union-attr]
         "kv_bytes": stats.bytes_kept,
         "kv_bytes_dense": stats.bytes_dense,
+        "kv_decode_compressions": stats.condensations,
+        "kv_rows_decode": 0 if stats.condensed_rows is None else int(stats.condensed_rows.sum()),
     }
 
 

@@ -9,6 +9,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hubkv_trt.serving.counters import read_metrics
 from hubkv_trt.serving.repository import ModelParameters, write_model
@@ -62,11 +63,11 @@ class TritonSite:
         self._deadline.daemon = True
         self._deadline.start()
 
-    def add_model(self, name: str, decoupled: bool = True, max_waiting: int | None = None) -> Path:
-        """Writes a model; the folder of its version."""
-        parameters = ModelParameters(str(self.engine), cache_bytes=self._cache_bytes, max_waiting=max_waiting)
+    def add_model(self, name: str, decoupled: bool = True, **parameters: Any) -> Path:
+        """Writes a model; the folder of its version. ``parameters`` are those of ``ModelParameters``."""
+        given = ModelParameters(str(self.engine), cache_bytes=self._cache_bytes, **parameters)
         folder = write_model(
-            TEMPLATE, self.repository, parameters, name=name, decoupled=decoupled, copy_engine=self._copy_engine
+            TEMPLATE, self.repository, given, name=name, decoupled=decoupled, copy_engine=self._copy_engine
         )
         return folder / "1"
 

@@ -12,7 +12,7 @@ from ..config import DEFAULT_PRESET, PRESETS, Evicted, HubKVConfig, Scope, Score
 from ..engine.build import DEFAULT_BATCH_SIZE, DEFAULT_OUTPUT, DEMO, build_engine, dry_run
 from ..engine.plan_options import PlanOptions
 from ..engine.summary import DEFAULT_CACHE_BUDGET, summarize
-from .common import UsageError, byte_count, ratio
+from .common import UsageError, byte_count, hard_kv, ratio
 
 HELP = "build an engine directory from a checkpoint"
 DESCRIPTION = """\
@@ -41,6 +41,8 @@ examples:
       what the TensorRT plans of the demo take and give, without building them
   hubkv build --hubkv --scorer snapkv --force
       scores from the attention of the last tokens: needs no gate
+  hubkv build --hubkv --decode-compression layer_budget=512 --force
+      the cache keeps its size however long the answer gets
   hubkv build --hubkv --preset fastkvzip_nms --force
       one of the simpler methods of the paper, in place of the engine that is there"""
 
@@ -149,6 +151,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="memory for the KV cache that the summary reckons with (default: 16GiB)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bars, no summary")
+    parser.add_argument(
+        "--decode-compression",
+        type=hard_kv,
+        metavar="default|NAME=VALUE,...",
+        help="compress the KV cache while decoding too (HARD-KV; docs/hard-kv.md lists the names): default, or such as "
+        "p=0.9,layer_budget=512 (with --backend eager)",
+    )
     group = parser.add_argument_group("TensorRT", "refused with --backend eager; docs/tensorrt.md explains the plans")
     group.add_argument(
         "--dry-run",
@@ -281,6 +290,7 @@ def command(arguments: argparse.Namespace) -> int:
         arguments.output,
         **common,
         backend=arguments.backend,
+        decode_compression=arguments.decode_compression,
         plans=plans,
         force=arguments.force,
         progress=show and sys.stderr.isatty(),

@@ -39,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--release", action="store_true", help="make the server forget the document of that name")
     how = parser.add_argument_group("generation")
     how.add_argument("--ratio", type=ratio, metavar="r", help="fraction of KV pairs removed (default: the engine's)")
+    how.add_argument("--decode-p", type=float, metavar="P", help="attention mass kept while decoding (docs/hard-kv.md)")
+    how.add_argument("--decode-budget", type=int, metavar="N", help="rows a layer keeps while decoding (the same)")
     add_sampling(how)
     show = parser.add_argument_group("output")
     show.add_argument("--no-stream", action="store_true", help="print the answer when it is complete")
@@ -96,5 +98,7 @@ def _inputs(arguments: argparse.Namespace) -> dict[str, Any]:
         "context_text": document,
         "hubkv_chat": arguments.chat or None,
         "hubkv_ratio": arguments.ratio,
+        "hubkv_decode_p": arguments.decode_p,
+        "hubkv_decode_budget": arguments.decode_budget,
         **options,
     }

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import signal
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from ..config import HardKVConfig
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -63,6 +66,23 @@ def ratio(text: str) -> float:
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a compression ratio in [0, 1)")
     return value
+
+
+def hard_kv(text: str) -> HardKVConfig:
+    """``p=0.9,layer_budget=512``: parameters of the compression while decoding; ``default``: the paper's."""
+    data: dict[str, Any] = {}
+    for part in [] if text == "default" else text.split(","):
+        name, equals, value = part.partition("=")
+        try:
+            data[name.strip()] = json.loads(value)
+        except ValueError:
+            data[name.strip()] = value.strip()
+        if not equals:
+            raise argparse.ArgumentTypeError(f"{part!r} is not NAME=VALUE, such as p=0.9 or layer_budget=512")
+    try:
+        return HardKVConfig.from_dict(data)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def read_text(file: str, name: str) -> str:

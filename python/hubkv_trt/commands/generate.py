@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Evicted
 from ..engine.build import DEFAULT_OUTPUT
-from .common import UsageError, byte_count, ratio, read_text
+from .common import UsageError, byte_count, hard_kv, ratio, read_text
 from .sampling import add_sampling, sampling
 
 if TYPE_CHECKING:
@@ -70,6 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_sampling(how)
     how.add_argument(
+        "--decode-compression",
+        type=hard_kv,
+        metavar="default|NAME=VALUE,...",
+        help="compress the cache while decoding (HARD-KV; docs/hard-kv.md): default, or such as p=0.9,layer_budget=512 "
+        "(default: as the engine was built)",
+    )
+    how.add_argument(
         "--cache-bytes",
         type=byte_count,
         metavar="BYTES",
@@ -89,8 +96,13 @@ def command(arguments: argparse.Namespace) -> int:
 
     params = SamplingParams(**sampling(arguments, arguments.log_probs))
     document = None if arguments.document is None else read_text(arguments.document, "document")
-    evicted = None if arguments.evicted is None else Evicted(arguments.evicted)
-    llm = LLM(arguments.engine, cache_bytes=arguments.cache_bytes, evicted=evicted, centroids=arguments.centroids)
+    llm = LLM(
+        arguments.engine,
+        cache_bytes=arguments.cache_bytes,
+        evicted=None if arguments.evicted is None else Evicted(arguments.evicted),
+        centroids=arguments.centroids,
+        decode_compression=arguments.decode_compression,
+    )
     chat = bool(llm.tokenizer.chat_template) if arguments.chat is None else arguments.chat
     context, how = None, {"ratio": arguments.ratio, "chat": chat}
     if document is not None:
@@ -178,5 +190,11 @@ def describe(name: str, stats: Any) -> str:
             f"[{name}] {stats.output_tokens} tokens out, the first after {stats.first_token_seconds:.2f} s, then "
             f"{1e3 * stats.seconds_per_token:.1f} ms each; tail {stats.bytes_tail / mib:.2f} MiB, process peak "
             f"{stats.peak_bytes / mib:.0f} MiB"
+        )
+    if stats.condensed_rows is not None:
+        rows = stats.condensed_rows
+        lines.append(
+            f"[{name}] compressed {stats.condensations} times while decoding, to {int(rows.sum()):,} rows "
+            f"({rows.min()}..{rows.max()} per head); {seconds['condense']:.2f} s"
         )
     return "\n".join(lines)

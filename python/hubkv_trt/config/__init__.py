@@ -6,6 +6,7 @@ Each class reads itself from plain JSON data with ``from_dict`` and gives it bac
 
 from .base import Config, require
 from .engine import SCHEMA_VERSION, Backend, EngineConfig, TensorRTConfig, WeightsPlace, check_plans
+from .hardkv import HardKVConfig, Importance
 from .hubkv import (
     DEFAULT_PRESET,
     MOST_CENTROIDS,
@@ -31,7 +32,9 @@ __all__ = [
     "DType",
     "EngineConfig",
     "Evicted",
+    "HardKVConfig",
     "HubKVConfig",
+    "Importance",
     "ModelConfig",
     "RopeConfig",
     "Scope",

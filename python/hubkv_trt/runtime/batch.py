@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from .cache import Cache
+from .cascade import Cascade
 from .sequence import Sequence
 
 
@@ -26,7 +27,8 @@ class Tables:
 
 
 class Batch:
-    """B sequences between two changes of membership. Segments stay as they are; a step only moves lengths forward.
+    """B sequences between two changes of membership. A step moves lengths forward; ``refresh`` takes over what a
+    compression while decoding changed. The tables keep their shapes and addresses.
 
     Args:
         sequences: each with a segment and an open tail.
@@ -35,12 +37,14 @@ class Batch:
     Attributes:
         work: the work list of attend, work int32 [L, capacity, 4] and work_count int32 [L], for an executor that
             keeps it with the batch.
+        stale: segments were replaced since ``work`` was made.
         pages_taken: grows whenever the block table changes.
     """
 
     def __init__(self, sequences: Seq[Sequence], cache: Cache) -> None:
         self.sequences = list(sequences)
         self.work: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.stale = False
         self.pages_taken = 0
         self._cache = cache
         tails = [s.tail for s in self.sequences if s.tail is not None]
@@ -84,10 +88,28 @@ class Batch:
             last = self._rows * num_new + ends
         return Tables(self._segments, self._block_table, self._tail_lengths, new_lengths, positions, last)
 
+    def watching(self, num_new: int) -> list[tuple[int, Cascade]]:
+        """The sequences (b) that need the queries of their next ``num_new`` tokens to compress their caches."""
+        cascades = [(b, s.cascade) for b, s in enumerate(self.sequences) if s.cascade is not None]
+        return [(b, cascade) for b, cascade in cascades if cascade.watches(int(self._ends[b]), num_new)]
+
     def advance(self, new_lengths: torch.Tensor) -> None:
         """The new tokens (int32 [B] of each sequence) are in the tails now."""
         self._tail_lengths += new_lengths
         self._positions += new_lengths
+
+    def refresh(self, sequence: Sequence) -> None:
+        """The segment of a sequence was replaced, and pages have left its tail."""
+        assert sequence.tail is not None
+        assert sequence.segment is not None
+        b, pages = self.sequences.index(sequence), sequence.tail.pages
+        self._table[b] = -1
+        self._table[b, : len(pages)] = pages
+        self._held[b] = len(pages)
+        self._ends[b] = sequence.tail_length
+        self._segments[b] = torch.tensor(sequence.segment.entry)
+        self.stale = True
+        self.pages_taken += 1
 
     def _take_pages(self, b: int, new: int) -> None:
         tail = self.sequences[b].tail

@@ -10,7 +10,7 @@ arena is one allocation.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -85,32 +85,32 @@ class Cache:
 
     # -- admission
 
-    def fits(self, rows: int | None, tail_tokens: int, lent_bytes: int = 0) -> bool:
-        """Whether a new segment of K rows (None: none) and a tail of that many tokens can be had now.
+    def fits(self, segments: Sequence[int], tail_tokens: int, lent_bytes: int = 0) -> bool:
+        """Whether new segments of so many rows each and a tail of that many tokens can be had now.
 
         Args:
             lent_bytes: what ``lend`` shall then be asked for.
         """
         if self.ledger.pages(tail_tokens) > len(self._free_pages) - self._promised:
             return False
-        if rows is None:
-            return align(lent_bytes) <= self._free.largest
-        num_bytes = self.ledger.segment_bytes(rows)
-        offset = self._free.take(num_bytes)
-        if offset is None:
-            return False
-        room = self._free.largest
-        self._free.put(offset, num_bytes)
-        return align(lent_bytes) <= room
+        taken: list[tuple[int, int]] = []
+        for num_bytes in map(self.ledger.segment_bytes, segments):
+            offset = self._free.take(num_bytes)
+            if offset is not None:
+                taken.append((offset, num_bytes))
+        room = align(lent_bytes) <= self._free.largest or not lent_bytes
+        for offset, num_bytes in taken:
+            self._free.put(offset, num_bytes)
+        return room and len(taken) == len(segments)
 
-    def check_can_ever_fit(self, rows: int | None, tail_tokens: int, lent_bytes: int = 0) -> None:
+    def check_can_ever_fit(self, segments: Sequence[int], tail_tokens: int, lent_bytes: int = 0) -> None:
         """Raises ``ValueError`` where even an empty cache has no room."""
-        size = 0 if rows is None else self.ledger.segment_bytes(rows)
+        size = sum(map(self.ledger.segment_bytes, segments))
         lent = f" and {align(lent_bytes)} while the prompt runs" if lent_bytes else ""
         require(
             size + align(lent_bytes) <= self._segment_bytes,
             "prompt",
-            f"{size} bytes of compact segment ({rows} rows){lent}",
+            f"{size} bytes of compact segment ({sum(segments)} rows){lent}",
             f"at most {self._segment_bytes}, the cache's room for segments: raise cache_bytes or the ratio",
         )
         require(
@@ -241,15 +241,24 @@ class Cache:
         self._count(missing * self.ledger.page_bytes)
         return True
 
+    def drop_pages(self, tail: Tail, count: int) -> None:
+        """The first pages of a tail go back to the pool; the tail may grow by as many again."""
+        pages, tail.pages = tail.pages[:count], tail.pages[count:]
+        self._promised += len(pages)
+        self._give_back(pages)
+
     def close_tail(self, tail: Tail) -> None:
         """Gives the tail's pages and reservation back."""
         self._tails.remove(tail)
         self._promised -= tail.reserved - len(tail.pages)
-        for page in tail.pages:
+        self._give_back(tail.pages)
+        tail.pages, tail.reserved = [], 0
+
+    def _give_back(self, pages: list[int]) -> None:
+        for page in pages:
             heapq.heappush(self._free_pages, page)
             self._arena.give_back(self.page_base + page * self.ledger.page_bytes, self.ledger.page_bytes)
-        self.held_bytes -= len(tail.pages) * self.ledger.page_bytes
-        tail.pages, tail.reserved = [], 0
+        self.held_bytes -= len(pages) * self.ledger.page_bytes
 
     def _count(self, num_bytes: int) -> None:
         self.held_bytes += num_bytes

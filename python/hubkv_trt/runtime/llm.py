@@ -8,17 +8,18 @@ import time
 import traceback
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ..config import EngineConfig, Evicted
+from ..config import EngineConfig, Evicted, HardKVConfig
 from ..engine.directory import Engine, load_engine
 from .batch import Batch
-from .cache import Cache, CacheFullError
+from .cache import Cache, CacheFullError, Segment
 from .context import CompressedContext
 from .executors.create import create_executor
-from .executors.executor import Executor
+from .executors.executor import Condenser, Executor
 from .memory import trim_heap
 from .prefill_run import begin_prefill
 from .prompts import Prompt
@@ -56,9 +57,12 @@ class LLM:
         verify: compare the engine's files with their checksums.
         evicted: what becomes of KV pairs that are not kept; None is the engine's way. Backend eager.
         centroids: rows of each head for them, 1..8; None is the engine's number.
+        decode_compression: of the cache while sequences decode (HARD-KV), where a request names no other
+            (``SamplingParams.decode_compression``). Default: the engine's. Room for one sequence's compact segment is
+            taken of the cache at once: a compression writes there, then the segments change places.
 
     Attributes:
-        config: the engine's ``EngineConfig``.
+        config: the engine's ``EngineConfig``, with the ``decode_compression`` that requests get here.
         tokenizer: of transformers.
         cache: the KV cache, with its counters.
 
@@ -75,17 +79,23 @@ class LLM:
         verify: bool = True,
         evicted: Evicted | None = None,
         centroids: int | None = None,
+        decode_compression: HardKVConfig | None = None,
     ) -> None:
         if not isinstance(engine, Engine):
             engine = load_engine(engine, verify=verify)
         engine = engine.with_evicted(evicted, centroids)
+        decode = decode_compression or engine.config.decode_compression
+        engine = replace(engine, config=engine.config.replace(decode_compression=decode))
         self.config: EngineConfig = engine.config
         self.tokenizer: Any = engine.load_tokenizer()
         self.cache: Cache
         self._executor: Executor
         self.cache, self._executor = create_executor(engine, cache_bytes, tail_tokens)
         self._scheduler = Scheduler(self.cache, engine.config.max_batch_size)
-        self._requests = Requests(engine.config, self.tokenizer, self.cache, self._executor.prefill_bytes)
+        self._staging: Segment | None = None  # where a compression while decoding writes
+        if decode is not None:
+            self._staging = self.cache.allocate(decode.rows(self.config.model))
+        self._requests = Requests(self.config, self.tokenizer, self.cache, self._executor.prefill_bytes)
         self._batch: Batch | None = None  # the running sequences as they were in the last decode step
         self._next_tokens = torch.empty(0, 1, dtype=torch.int32)  # [B, 1], theirs
 
@@ -176,6 +186,7 @@ class LLM:
                 _count_seconds(phase, sequences, start)
             else:
                 self._postprocess(phase, sequences, logits, start)
+                self._condense(sequences)
         except Exception as error:  # these requests fail, the others go on
             traceback.clear_frames(error.__traceback__)  # the error must not keep a prompt's dense K/V
             for sequence in sequences:
@@ -247,7 +258,23 @@ class LLM:
         if not self._scheduler.running:
             self._batch = None
 
-    # -- calls over the loop
+    def _condense(self, sequences: list[Sequence]) -> None:
+        """Compresses the caches of those whose tails are full."""
+        for sequence in sequences:
+            cascade, tail = sequence.cascade, sequence.tail
+            if cascade is None or tail is None or not cascade.due(sequence.tail_length):
+                continue
+            assert self._staging is not None
+            assert isinstance(self._executor, Condenser)
+            start = time.perf_counter()
+            moved = cascade.movable(sequence.tail_length)
+            rows = self._executor.condense(sequence, moved, self._staging)
+            self._staging = cascade.replace_segment(sequence, self._staging, self.cache)
+            self.cache.drop_pages(tail, self.cache.ledger.pages(moved))
+            cascade.moved_tokens += moved
+            sequence.stats.condensed(rows, time.perf_counter() - start)
+            if self._batch is not None and sequence in self._batch.sequences:
+                self._batch.refresh(sequence)
 
     def _run_all(self, sequences: list[Sequence]) -> None:
         """Steps until all have finished; whatever happens, none is left behind."""

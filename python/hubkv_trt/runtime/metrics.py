@@ -13,6 +13,10 @@ RATIOS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Upper bounds of the buckets of effective compression ratios."""
 
 
+TIERS = ("dense", "sparse")
+"""Of the cache of a request: its tail, and its compact segment."""
+
+
 @dataclass
 class Histogram:
     """Observations by size.
@@ -64,11 +68,17 @@ class Metrics:
         arena_bytes_reserved: gauge: used, and the tail pages promised to running requests.
         kv_bytes_dense: gauge: K and V of the prompts and contexts held now, without compression.
         kv_bytes_kept: gauge: the segments that stand for them.
+        tier_rows: gauge: KV rows of the requests that run, of all heads: ``dense``, their tails; ``sparse``, their
+            compact segments (one that several share counts for each).
+        tier_bytes: gauge: what the ledger holds for them: pages of tails; segments (a shared one once), and the room
+            that requests hold for compressions.
         rows_kept: counter: by bucket of the effective ratio (``RATIOS``, upper bounds), rows kept by prefills.
         prefill_tokens: counter: tokens of prompts and documents.
         prefill_seconds: counter: what the engine took for them.
         question_tokens: counter: tokens of questions over contexts.
         decode_tokens: counter: tokens generated.
+        compressions: counter: of caches, while their requests decoded (docs/hard-kv.md).
+        compression_seconds: counter: what these took.
         finished: counter: by ``finish_reason``.
         refused: counter: requests that ``submit`` refused because the queue was full.
         preemptions: counter: requests that gave their cache back while they ran, to begin anew (``Policy.overcommit``).
@@ -85,11 +95,15 @@ class Metrics:
     arena_bytes_reserved: int = 0
     kv_bytes_dense: int = 0
     kv_bytes_kept: int = 0
+    tier_rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TIERS, 0))
+    tier_bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TIERS, 0))
     rows_kept: dict[float, int] = field(default_factory=lambda: dict.fromkeys(RATIOS, 0))
     prefill_tokens: int = 0
     prefill_seconds: float = 0.0
     question_tokens: int = 0
     decode_tokens: int = 0
+    compressions: int = 0
+    compression_seconds: float = 0.0
     finished: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("stop", "length", "aborted", "deadline", "error"), 0)
     )
@@ -102,6 +116,8 @@ class Metrics:
     def copy(self) -> Metrics:
         return replace(
             self,
+            tier_rows=dict(self.tier_rows),
+            tier_bytes=dict(self.tier_bytes),
             rows_kept=dict(self.rows_kept),
             finished=dict(self.finished),
             first_token_seconds=self.first_token_seconds.copy(),

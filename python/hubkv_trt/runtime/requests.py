@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..config import Budget, EngineConfig, HubKVConfig, budget, check_ratio, require
+from ..config import Budget, EngineConfig, HardKVConfig, HubKVConfig, budget, check_ratio, require
 from .cache import Cache
+from .cascade import Cascade
 from .context import CompressedContext
 from .detokenizer import Detokenizer
 from .edits import make_edits
@@ -25,7 +26,7 @@ class Requests:
     """Makes sequences for one engine.
 
     Args:
-        config: the engine.
+        config: ``LLM.config``.
         tokenizer: of transformers.
         cache: where they will lie.
         prefill_bytes: (T, budget) -> bytes, ``Executor.prefill_bytes``.
@@ -35,7 +36,11 @@ class Requests:
     """
 
     def __init__(
-        self, config: EngineConfig, tokenizer: Any, cache: Cache, prefill_bytes: Callable[[int, Budget], int]
+        self,
+        config: EngineConfig,
+        tokenizer: Any,
+        cache: Cache,
+        prefill_bytes: Callable[[int, Budget], int],
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
@@ -73,6 +78,7 @@ class Requests:
     def check(self, params: SamplingParams) -> None:
         """Refuses of the parameters what ``question`` would, before the context is there. Any thread may ask."""
         self._ruled_out(params)
+        self._decode_compression(params)
 
     def question(
         self, token_ids: np.ndarray, params: SamplingParams, context: CompressedContext, stream: bool
@@ -138,10 +144,37 @@ class Requests:
             stream=stream,
             edits=edits,
             context=context,
+            cascade=self._cascade(params, context.num_tokens if context else total, total + max(0, max_tokens - 1)),
             **fields,
         )
-        self._cache.check_can_ever_fit(sequence.own_rows, sequence.tail_limit, sequence.prefill_bytes)
+        self._cache.check_can_ever_fit(sequence.own_segments, sequence.tail_limit, sequence.prefill_bytes)
         return sequence
+
+    def _cascade(self, params: SamplingParams | None, compact_tokens: int, num_tokens: int) -> Cascade | None:
+        """The decode-time compression of a request; None where its tail never fills.
+
+        Args:
+            compact_tokens: that the compact segment stands for.
+            num_tokens: that the cache comes to stand for; the last token generated is never fed.
+        """
+        config = None if params is None else self._decode_compression(params)
+        if config is None or num_tokens - compact_tokens < config.tail_tokens:
+            return None
+        assert self._config.decode_compression is not None
+        model = self._config.model
+        return Cascade(config, model, self._config.decode_compression.rows(model))
+
+    def _decode_compression(self, params: SamplingParams) -> HardKVConfig | None:
+        own, of_all, model = params.decode_compression, self._config.decode_compression, self._config.model
+        if own is None or own is False:
+            return of_all if own is None else None
+        require(of_all is not None, "decode_compression", own, "possible: the LLM was made without it")
+        assert of_all is not None
+        most = f"at most {of_all.layer_budget}, that of the LLM"
+        rows, merged = own.condensed_rows, of_all.condensed_rows
+        require(rows <= merged, "condensed_rows", rows, f"at most {merged}, that of the LLM")
+        require(own.rows(model) <= of_all.rows(model), "layer_budget", own.layer_budget, most)
+        return own
 
     def _ruled_out(self, params: SamplingParams) -> tuple[list[tuple[int, ...]], set[int]]:
         """Token ids of the bad words, and the tokens that end a sequence."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
-from ..config import require
+from ..config import HardKVConfig, require
 from ..config.base import FLOAT32_MAX, FLOAT32_MIN
 
 
@@ -47,6 +48,7 @@ class SamplingParams:
             the same letters may still come about by other tokens.
         return_log_probs: ``RequestOutput`` gets the log probability of each token: the log softmax of the model's own
             logits, before penalties, temperature and all else.
+        decode_compression: of the cache while this sequence decodes, in place of the LLM's; False: none.
     """
 
     max_tokens: int = 256
@@ -64,6 +66,7 @@ class SamplingParams:
     min_tokens: int = 0
     bad_words: tuple[str, ...] = ()
     return_log_probs: bool = False
+    decode_compression: HardKVConfig | Literal[False] | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words"):
@@ -92,6 +95,9 @@ class SamplingParams:
         possible = _is_int(self.min_tokens) and 0 <= self.min_tokens <= self.max_tokens
         require(possible, "min_tokens", self.min_tokens, f"an integer in 0..{self.max_tokens}, max_tokens")
         require(isinstance(self.return_log_probs, bool), "return_log_probs", self.return_log_probs, "True or False")
+        decode = self.decode_compression
+        possible = decode is None or decode is False or isinstance(decode, HardKVConfig)
+        require(possible, "decode_compression", decode, "a HardKVConfig, False or None")
 
     @property
     def greedy(self) -> bool:

@@ -34,7 +34,8 @@ class Policy:
             n - floor(f * n) are, but at least those of a question and of the first decode step, in whole pages. Where
             a decode step then finds no page, the last in the order of the queue of those that run is preempted: it
             gives its cache back, waits in its old place, and starts anew when its whole tail can be reserved. 0: whole
-            tails are reserved, and nothing is ever preempted.
+            tails are reserved, and nothing is ever preempted. Requests whose caches are compressed while they decode
+            have short tails: these are always reserved whole, and they are never preempted.
         questions_together: questions over contexts share a pass. The bits of their logits then depend on which do.
         make_room: frees cache that is kept but not in use until the request fits; whether it does then.
         expecting: whether requests are on their way that hold cache already; the first of the queue waits for them.
@@ -86,6 +87,8 @@ class Scheduler:
         sequence.status = Status.WAITING
         fed = 0 if sequence.context is None else len(sequence.token_ids)
         unreserved = int(self.policy.overcommit * sequence.tail_limit)
+        if sequence.cascade is not None:  # its tail stays short, and it never gives way
+            unreserved = 0
         sequence.tail_reserve = max(sequence.tail_limit - unreserved, min(fed + 1, sequence.tail_limit))
         insort(self.waiting, sequence, key=lambda s: s.queue_key)
 
@@ -157,13 +160,17 @@ class Scheduler:
         if sequence.segment is not None and (shared or sequence.context is None):
             self._cache.release(sequence.segment)
             sequence.segment = None
+        cascade = sequence.cascade
+        if cascade is not None and cascade.slot is not None:
+            self._cache.release(cascade.slot)
+            cascade.slot = None
 
     def _secure(self, decoding: list[Sequence]) -> list[Sequence]:
         """Those that decode now, each with a page for its next token; else the last in order give way."""
         for sequence in sorted(decoding, key=lambda s: s.queue_key):
             while sequence.tail is not None and not self._cache.reserve(sequence.tail, sequence.tail_length + 1):
-                holding = [s for s in self.running if s.tail is not None and s.tail.reserved]
-                self._preempt(max(reversed(holding), key=lambda s: s.queue_key))
+                able = [s for s in self.running if s.tail is not None and s.tail.reserved and s.cascade is None]
+                self._preempt(max(reversed(able), key=lambda s: s.queue_key))
         return [s for s in decoding if s.status is Status.RUNNING]
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -208,19 +215,21 @@ class Scheduler:
         return [s for s in self.waiting if s.context is not None]
 
     def _fits(self, sequence: Sequence) -> bool:
-        return self._cache.fits(sequence.own_rows, sequence.tail_reserve, sequence.prefill_bytes)
+        return self._cache.fits(sequence.own_segments, sequence.tail_reserve, sequence.prefill_bytes)
 
     def _start(self, sequence: Sequence) -> None:
         if sequence.budget is not None:
             sequence.segment = self._cache.allocate(sequence.budget.num_rows)
+        if sequence.cascade is not None:
+            sequence.cascade.slot = self._cache.allocate(sequence.cascade.slot_rows)
         self.waiting.remove(sequence)
         sequence.tail = self._cache.open_tail(sequence.tail_reserve)
         sequence.status = Status.RUNNING
         self.running.append(sequence)
 
     def _full(self, sequence: Sequence) -> CacheFullError:
-        rows, ledger = sequence.own_rows, self._cache.ledger
-        needed = (0 if rows is None else ledger.segment_bytes(rows)) + ledger.tail_bytes(sequence.tail_reserve)
+        ledger = self._cache.ledger
+        needed = sum(map(ledger.segment_bytes, sequence.own_segments)) + ledger.tail_bytes(sequence.tail_reserve)
         borrowed = f" and {sequence.prefill_bytes} while its prompt runs" if sequence.prefill_bytes else ""
         return CacheFullError(
             f"cache full: the request needs {needed} bytes{borrowed}; {self._cache.held_bytes} of "

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..config import Budget
 from .cache import Segment, Tail
+from .cascade import Cascade
 from .detokenizer import Detokenizer
 from .edits import LogitEdits
 from .memory import peak_bytes, resident_bytes
@@ -71,6 +72,7 @@ class Sequence:
         budget: of a prompt; None for a question.
         context: what a question follows; it shares its segment.
         prefill_bytes: of the cache's room for segments, which the prefill of a prompt borrows while it runs.
+        cascade: compresses its cache while it decodes; None: its tail grows to the end.
 
     Attributes:
         queue_key: the lowest goes first; equal ones as they came.
@@ -90,6 +92,7 @@ class Sequence:
         budget: Budget | None = None,
         context: CompressedContext | None = None,
         prefill_bytes: int = 0,
+        cascade: Cascade | None = None,
     ) -> None:
         self.token_ids = token_ids
         self.params = params
@@ -97,6 +100,7 @@ class Sequence:
         self.budget = budget
         self.context = context
         self.prefill_bytes = prefill_bytes
+        self.cascade = cascade
         self.detokenizer = detokenizer
         self.edits = edits
         self.queue_key = 0.0
@@ -127,15 +131,17 @@ class Sequence:
     # -- what it needs
 
     @property
-    def own_rows(self) -> int | None:
-        """Rows of the segment that it needs of its own; None for a question."""
-        return None if self.budget is None else self.budget.num_rows
+    def own_segments(self) -> list[int]:
+        """Rows of the segments that it needs of its own: its prompt's, and the slot of its cascade."""
+        prompt = [] if self.budget is None else [self.budget.num_rows]
+        return prompt if self.cascade is None else [*prompt, self.cascade.slot_rows]
 
     @property
     def tail_limit(self) -> int:
         """Tokens that the tail may come to hold: the last token generated is never fed."""
         question = 0 if self.context is None else len(self.token_ids)
-        return question + max(0, self.max_tokens - 1)
+        whole = question + max(0, self.max_tokens - 1)
+        return whole if self.cascade is None else min(whole, max(question, self.cascade.config.tail_tokens))
 
     # -- where it stands
 
@@ -167,7 +173,20 @@ class Sequence:
     @property
     def tail_length(self) -> int:
         """Tokens in the tail; it begins behind the tokens that the segment stands for."""
-        return self.next_position - (self._context_tokens or len(self.token_ids))
+        return self.next_position - self.tail_start
+
+    @property
+    def tail_start(self) -> int:
+        """The position of the first token of the tail."""
+        moved = 0 if self.cascade is None else self.cascade.moved_tokens
+        return (self._context_tokens or len(self.token_ids)) + moved
+
+    @property
+    def segment_rows(self) -> int:
+        """Rows of its compact segment."""
+        if self.stats.condensed_rows is not None:
+            return int(self.stats.condensed_rows.sum())
+        return 0 if self.segment is None else self.segment.rows
 
     # -- what happens to it
 

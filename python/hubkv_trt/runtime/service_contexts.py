@@ -102,11 +102,11 @@ class Contexts:
 
     def make_room(self, sequence: Sequence) -> bool:
         """Evicts until the request fits, if that can be; whether it does."""
-        cache, rows = self._cache, sequence.own_rows
-        if rows is None or not cache.fits(None, sequence.tail_reserve):
+        cache, segments = self._cache, sequence.own_segments
+        if not segments or not cache.fits([], sequence.tail_reserve):
             return False
         idle = [e for e in self._entries.values() if e.users == 0 and e.context is not None]
-        needed = cache.ledger.segment_bytes(rows) + align(sequence.prefill_bytes)
+        needed = sum(map(cache.ledger.segment_bytes, segments)) + align(sequence.prefill_bytes)
         if cache.free_segment_bytes + sum(e.context.num_bytes for e in idle if e.context) < needed:
             return False
         for entry in idle:
@@ -114,7 +114,7 @@ class Contexts:
             entry.listed = False
             _close(entry)
             self._on_evict()
-            if cache.fits(rows, sequence.tail_reserve, sequence.prefill_bytes):
+            if cache.fits(segments, sequence.tail_reserve, sequence.prefill_bytes):
                 return True
         return False
 

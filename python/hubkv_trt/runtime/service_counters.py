@@ -7,11 +7,12 @@ import bisect
 import time
 
 from .cache import Cache
-from .metrics import RATIOS, Metrics
+from .metrics import RATIOS, TIERS, Metrics
 from .scheduler import Phase
 from .sequence import Sequence
 from .service_contexts import Contexts
 from .service_job import Job
+from .stats import RequestStats
 
 
 class Counters:
@@ -51,6 +52,7 @@ class Counters:
     def tokens(self, job: Job) -> None:
         """What the request's sequence has generated since the last call."""
         assert job.sequence is not None
+        self._compressions(job, job.sequence.stats)
         new = len(job.sequence.output_ids) - job.counted
         if new == 0:
             return
@@ -62,6 +64,14 @@ class Counters:
         self._metrics.decode_tokens += new
         job.counted, job.last_token = job.counted + new, now
 
+    def _compressions(self, job: Job, stats: RequestStats) -> None:
+        if stats.condensations == job.compressions:
+            return
+        seconds = stats.seconds["condense"]
+        self._metrics.compressions += stats.condensations - job.compressions
+        self._metrics.compression_seconds += seconds - job.compression_seconds
+        job.compressions, job.compression_seconds = stats.condensations, seconds
+
     def read(self, running: list[Sequence], contexts: Contexts, waiting: int) -> Metrics:
         """All of it now."""
         metrics, cache = self._metrics.copy(), self._cache
@@ -71,4 +81,17 @@ class Counters:
         metrics.arena_bytes_used, metrics.arena_bytes_reserved = cache.held_bytes, cache.reserved_bytes
         metrics.kv_bytes_dense = sum(s.bytes_dense for s in stats)
         metrics.kv_bytes_kept = sum(s.bytes_kept for s in stats)
+        self._read_tiers(metrics, running)
         return metrics
+
+    def _read_tiers(self, metrics: Metrics, running: list[Sequence]) -> None:
+        ledger = self._cache.ledger
+        heads, segments = ledger.model.num_rows_per_token, set()
+        rows, num_bytes = dict.fromkeys(TIERS, 0), dict.fromkeys(TIERS, 0)
+        for sequence in running:
+            rows["dense"] += max(0, sequence.tail_length) * heads  # less than 0 while its prompt runs
+            rows["sparse"] += sequence.segment_rows
+            num_bytes["dense"] += len(sequence.tail.pages) * ledger.page_bytes if sequence.tail else 0
+            segments |= {sequence.segment, sequence.cascade.slot if sequence.cascade else None} - {None}
+        num_bytes["sparse"] = sum(segment.num_bytes for segment in segments if segment)
+        metrics.tier_rows, metrics.tier_bytes = rows, num_bytes

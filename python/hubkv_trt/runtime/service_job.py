@@ -30,6 +30,7 @@ class Job:
         stats: of a request that needs no sequence.
         counted: tokens that were counted.
         last_token: when the last of them was.
+        compressions, compression_seconds: of its cache while it decoded, that were counted.
     """
 
     def __init__(self, ticket: Ticket, aging_seconds: float) -> None:
@@ -45,6 +46,8 @@ class Job:
         self.stats = RequestStats()
         self.counted = 0
         self.last_token = self.submitted
+        self.compressions = 0
+        self.compression_seconds = 0.0
         self._stream: TextStream | None = None
 
     @property

@@ -23,9 +23,12 @@ class RequestStats:
         bytes_dense: K and V of all prompt (and context) tokens without compression.
         bytes_kept: the compact segment, tables and padding included; a context's segment is shared by its questions.
         bytes_tail: the pages of the tail when the request ended.
+        condensations: how often its cache was compressed while it decoded.
+        condensed_rows: int64 [L, Hkv], rows of its compact segment after the last of these; None before the first.
         seconds: ``prefill`` and in it ``scorer``, ``refine``, ``select``, ``compact``; ``extend``, the pass of a
             question over its context; ``decode``, the steps after the first token, each of which a batch shares;
-            ``replay``, decode steps that brought a preempted request back to where it was.
+            ``condense``, the compressions of its cache between these steps; ``replay``, decode steps that brought a
+            preempted request back to where it was.
         first_token_seconds: from the request's arrival to its first token.
         decode_steps: tokens that came from steps counted in ``decode``.
         preemptions: how often it had to begin anew.
@@ -42,6 +45,8 @@ class RequestStats:
     bytes_dense: int = 0
     bytes_kept: int = 0
     bytes_tail: int = 0
+    condensations: int = 0
+    condensed_rows: np.ndarray | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     first_token_seconds: float = 0.0
     decode_steps: int = 0
@@ -54,10 +59,17 @@ class RequestStats:
         """Mean time of a decode step that this request took part in; 0 before the second token."""
         return self.seconds.get("decode", 0.0) / self.decode_steps if self.decode_steps else 0.0
 
+    def condensed(self, rows: np.ndarray, seconds: float) -> None:
+        """Notes a compression while decoding."""
+        self.condensations += 1
+        self.condensed_rows = rows
+        self.seconds["condense"] = self.seconds.get("condense", 0.0) + seconds
+
     def to_dict(self) -> dict[str, Any]:
-        """JSON data, ``rows`` as nested lists."""
+        """JSON data, rows as nested lists."""
         data = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        data["rows"] = None if self.rows is None else self.rows.tolist()
+        for name in ("rows", "condensed_rows"):
+            data[name] = None if data[name] is None else data[name].tolist()
         data["seconds"] = dict(self.seconds)
         data["seconds_per_token"] = self.seconds_per_token
         return data

@@ -12,6 +12,10 @@ from ..runtime.metrics import Histogram, Metrics
 _HELP = {
     "hubkv_arena_bytes": "Bytes of the KV cache: its size, what is promised to running requests, what is held",
     "hubkv_kv_bytes": "Bytes of K and V of the prompts held now: without compression, kept, saved",
+    "hubkv_tier_rows": "KV rows of running requests, all layers and heads: tails (dense), compact segments (sparse)",
+    "hubkv_tier_bytes": "Bytes of the cache that these tiers hold",
+    "hubkv_decode_compressions_total": "Compressions of caches while their requests decoded",
+    "hubkv_decode_compression_seconds_total": "Seconds that these took",
     "hubkv_requests": "Requests in the service",
     "hubkv_contexts": "Compressed contexts that are kept",
     "hubkv_rows_kept_total": "Rows kept by prefills, by the upper bound of their effective compression ratio",
@@ -49,6 +53,8 @@ def samples(metrics: Metrics) -> Iterator[Sample]:
         ("hubkv_arena_bytes", "of", {"size": m.arena_bytes_total, "reserved": m.arena_bytes_reserved,
                                      "used": m.arena_bytes_used}),
         ("hubkv_kv_bytes", "of", {"dense": m.kv_bytes_dense, "kept": m.kv_bytes_kept, "saved": m.kv_bytes_saved}),
+        ("hubkv_tier_rows", "tier", m.tier_rows),
+        ("hubkv_tier_bytes", "tier", m.tier_bytes),
         ("hubkv_requests", "state", {"running": m.running, "waiting": m.waiting}),
         ("hubkv_rows_kept_total", "ratio", {f"{bound:g}": rows for bound, rows in m.rows_kept.items()}),
         ("hubkv_tokens_total", "phase", {"prefill": m.prefill_tokens, "question": m.question_tokens,
@@ -60,6 +66,8 @@ def samples(metrics: Metrics) -> Iterator[Sample]:
     yield Sample("hubkv_contexts", {}, m.contexts)
     yield Sample("hubkv_prefill_seconds_total", {}, m.prefill_seconds)
     yield Sample("hubkv_requests_refused_total", {}, m.refused)
+    yield Sample("hubkv_decode_compressions_total", {}, m.compressions)
+    yield Sample("hubkv_decode_compression_seconds_total", {}, m.compression_seconds)
     yield Sample("hubkv_preemptions_total", {}, m.preemptions)
     yield Sample("hubkv_evictions_total", {}, m.evictions)
     yield from _histogram("hubkv_first_token_seconds", m.first_token_seconds)

@@ -59,6 +59,8 @@ INPUTS = (
     Field("input_ids", "INT32", (-1,)),
     Field("min_p", "FP32"),
     Field("hubkv_ratio", "FP32"),
+    Field("hubkv_decode_p", "FP32"),
+    Field("hubkv_decode_budget", "INT32"),
     Field("hubkv_chat", "BOOL"),
     Field("context_id", "STRING"),
     Field("context_text", "STRING"),
@@ -95,6 +97,8 @@ OUTPUTS = (
     Field("kv_rows_kept", "INT64"),
     Field("kv_bytes", "INT64"),
     Field("kv_bytes_dense", "INT64"),
+    Field("kv_decode_compressions", "INT32"),
+    Field("kv_rows_decode", "INT64"),
 )
 
 BY_NAME = {field.name: field for field in INPUTS}

@@ -19,7 +19,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from ..config import Backend, require
+from ..config import Backend, HardKVConfig, require
 from ..engine.directory import load_engine
 from .fields import INPUTS, OUTPUTS, pbtxt
 
@@ -33,7 +33,7 @@ class ModelParameters:
 
     Attributes:
         engine: the engine directory; a relative path begins at the folder of model.py.
-        cache_bytes, tail_tokens: as ``LLM`` has them.
+        cache_bytes, tail_tokens, decode_compression: as ``LLM`` has them.
         max_waiting, prefill_tokens_per_step, overcommit: as ``Service`` has them; None is its default.
     """
 
@@ -43,13 +43,19 @@ class ModelParameters:
     max_waiting: int | None = None
     prefill_tokens_per_step: int | None = None
     overcommit: float | None = None
+    decode_compression: HardKVConfig | None = None
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if name == "overcommit":
                 require(value is None or 0 <= value <= 1, name, value, "a fraction in [0, 1]")
-            elif name != "engine":
+            elif name not in ("engine", "decode_compression"):
                 require(value is None or (type(value) is int and value > 0), name, value, "an integer greater than 0")
+
+    @property
+    def llm(self) -> dict[str, Any]:
+        """Arguments of ``LLM``."""
+        return {name: getattr(self, name) for name in ("cache_bytes", "tail_tokens", "decode_compression")}
 
     @property
     def service(self) -> dict[str, Any]:
@@ -92,6 +98,8 @@ def write_model(
     config = load_engine(parameters.engine).config
     engine = Path(parameters.engine).resolve()
     values = {**asdict(parameters), "engine": _ENGINE_COPY if copy_engine else str(engine)}
+    if parameters.decode_compression is not None:
+        values["decode_compression"] = json.dumps(parameters.decode_compression.to_dict())
     text = Template((template / "config.pbtxt").read_text(encoding="utf-8")).substitute(
         name=name,
         decoupled=str(decoupled).lower(),
@@ -131,13 +139,23 @@ def read_parameters(model_config: Mapping[str, Any], directory: Path) -> ModelPa
     require(bool(given.get("engine")), "parameters", given, "complete: engine is missing")
     numbers: dict[str, Any] = {}
     for key, value in given.items():
-        if key == "overcommit":
+        if key == "decode_compression":
+            numbers[key] = _decode_compression(value)
+        elif key == "overcommit":
             require(re.fullmatch(r"[0-9.]+", value) is not None, key, value, "a fraction in [0, 1]")
             numbers[key] = float(value)
         elif key != "engine":
             require(value.isdecimal(), key, value, "an integer greater than 0")
             numbers[key] = int(value)
     return ModelParameters(engine=str(directory / given["engine"]), **numbers)
+
+
+def _decode_compression(value: str) -> HardKVConfig:
+    try:
+        data = json.loads(value)
+    except ValueError:
+        raise ValueError(f"decode_compression: {value!r} is not JSON") from None
+    return HardKVConfig.from_dict(data)
 
 
 def _parameter(key: str, value: object) -> str:

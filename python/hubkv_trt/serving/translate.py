@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..config import EngineConfig, require
+from ..config import EngineConfig, HardKVConfig, require
 from ..runtime.sampling_params import SamplingParams
 from ..runtime.stream import Increment
 from ..runtime.ticket import ServiceRequest
@@ -29,6 +29,8 @@ _CLIENT_NAMES = {
     "stop": "stop_words",
     "stop_token_ids": "end_id",
     "chat": "hubkv_chat",
+    "p": "hubkv_decode_p",
+    "layer_budget": "hubkv_decode_budget",
 }
 
 
@@ -63,7 +65,7 @@ def read_query(
         inputs: tensors [1, ...] by name, as Triton's Python backend gives them: texts are bytes in object arrays.
             Triton has compared names, types and shapes with config.pbtxt.
         parameters: of the request. Triton puts every key of a ``generate`` call that is no input there.
-        config: the engine.
+        config: ``LLM.config``.
         decoupled: the model can give several responses.
         timeout: of the request, in microseconds; 0 is none. A ``generate`` call has it among the parameters.
 
@@ -206,7 +208,20 @@ def _params(
         min_tokens=min_tokens or 0,
         bad_words=bad_words,
         return_log_probs=one.get("return_log_probs", False),
+        decode_compression=_decode_compression(one, config),
     )
+
+
+def _decode_compression(one: Mapping[str, Any], config: EngineConfig) -> HardKVConfig | None:
+    """The engine's with what the request changes of it; 0 is the engine's own."""
+    given = {"p": _single(one.get("hubkv_decode_p")), "layer_budget": one.get("hubkv_decode_budget")}
+    changes = {name: value for name, value in given.items() if value}
+    if not changes:
+        return None
+    engine, (name, value) = config.decode_compression, next(iter(changes.items()))
+    require(engine is not None, name, value, "possible: this model does not compress while it decodes; leave it out")
+    assert engine is not None
+    return engine.replace(**changes)
 
 
 def _either(one: Mapping[str, Any], name: str, alias: str) -> Any:
@@ -260,6 +275,9 @@ def answer(text: str, increment: Increment) -> dict[str, np.ndarray]:
         tensors["kv_rows_kept"] = _numbers([rows], np.int64)
         tensors["kv_bytes"] = _numbers([stats.bytes_kept], np.int64)
         tensors["kv_bytes_dense"] = _numbers([stats.bytes_dense], np.int64)
+        rows = 0 if stats.condensed_rows is None else int(stats.condensed_rows.sum())
+        tensors["kv_decode_compressions"] = _numbers([stats.condensations], np.int32)
+        tensors["kv_rows_decode"] = _numbers([rows], np.int64)
     return tensors
 
 

@@ -50,7 +50,7 @@ class TritonPythonModel:
         directory = Path(args["model_repository"]) / args["model_version"]
         parameters = read_parameters(model_config, directory)
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(model_config)
-        self._llm = LLM(parameters.engine, cache_bytes=parameters.cache_bytes, tail_tokens=parameters.tail_tokens)
+        self._llm = LLM(parameters.engine, **parameters.llm)
         self._service = Service(self._llm, **parameters.service)
         self._exporter = Exporter(pb_utils, args["model_name"])
         self._responder = Responder(self._service, lambda: self._exporter.publish(self._service.metrics()))

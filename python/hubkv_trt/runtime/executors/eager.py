@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from ..cache import Cache, Segment
 from ..edits import LogitEdits
 from ..memory import trim_heap
 from ..sampler import Sampled, SamplingParams, draw
+from ..sequence import Sequence
+from .condense import condense
 from .executor import Prefill
 
 MIN_ROWS_PER_ITEM = 256  # attend: less is not worth an item of its own
@@ -108,9 +111,9 @@ class EagerExecutor:
     def sample(
         self,
         logits: torch.Tensor,
-        params: Sequence[SamplingParams],
-        generators: Sequence[random.Random],
-        edits: Sequence[LogitEdits | None] = (),
+        params: Seq[SamplingParams],
+        generators: Seq[random.Random],
+        edits: Seq[LogitEdits | None] = (),
     ) -> Sampled:
         """As ``Executor.sample``."""
         return draw(logits, params, generators, edits)
@@ -130,8 +133,9 @@ class EagerExecutor:
                 of each sequence's last.
         """
         tables, ledger = batch.tables(token_ids.shape[1], new_lengths), self._cache.ledger
-        if batch.work is None:
-            batch.work = self._plan([s.segment for s in batch.sequences if s.segment is not None])
+        if batch.work is None or batch.stale:
+            self._replan(batch)
+        assert batch.work is not None
         work, work_count = batch.work
         cache = CacheInputs(
             arena=self._cache.arena,
@@ -146,7 +150,11 @@ class EagerExecutor:
         )
         wanted = tables.last_tokens if rows is None else rows
         inputs = ExtendInputs(token_ids.flatten(), tables.positions, wanted, cache, len(batch))
-        outputs = self._decoder.extend(self._ops, inputs)
+        watching = batch.watching(token_ids.shape[1])
+        outputs = self._decoder.extend(self._ops, inputs, new_queries=bool(watching))
+        for b, cascade in watching:
+            assert outputs.q_new is not None
+            cascade.see(outputs.q_new[:, b, : cache.new_lengths[b]])
         stages.append(
             outputs.k_new,
             outputs.v_new,
@@ -160,8 +168,24 @@ class EagerExecutor:
         batch.advance(cache.new_lengths)
         return outputs.logits
 
-    def _plan(self, segments: Sequence[Segment]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The work list of attend for B segments: work int32 [L, capacity, 4], work_count int32 [L].
+    def _replan(self, batch: Batch) -> None:
+        segments = [s.segment for s in batch.sequences if s.segment is not None]
+        grow = any(s.cascade is not None for s in batch.sequences)  # then there is room for any segments, and it stays
+        fresh = self._plan(segments, self._capacity * len(segments) if grow else 0)
+        if batch.work is None:
+            batch.work = fresh
+        else:
+            for old, new in zip(batch.work, fresh, strict=True):
+                old.copy_(new)
+        batch.stale = False
+
+    @property
+    def _capacity(self) -> int:
+        """Items of work that a layer of one sequence has at most."""
+        return self._model.num_kv_heads + ITEMS_PER_THREAD * stages.num_threads()
+
+    def _plan(self, segments: Seq[Segment], capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The work list of attend for B segments: work int32 [L, at least capacity, 4], work_count int32 [L].
 
         Each segment is cut as if it were alone: how its rows are summed must not depend on what runs beside it.
         """
@@ -175,14 +199,18 @@ class EagerExecutor:
         used = np.concatenate([np.arange(work.shape[1]) < count[:, None] for work, count in pieces], axis=1)
         order = np.argsort(~used, axis=1, kind="stable")  # the items of a layer side by side, in their order
         work = np.take_along_axis(work, order[:, :, None], axis=1)
+        work = np.pad(work, ((0, 0), (0, max(0, capacity - work.shape[1])), (0, 0)))
         return torch.from_numpy(work), torch.from_numpy(used.sum(axis=1, dtype=np.int32))
 
     def _plan_one(self, segment: Segment) -> tuple[np.ndarray, np.ndarray]:
         model = self._model
-        capacity = model.num_kv_heads + ITEMS_PER_THREAD * stages.num_threads()
         entry = torch.tensor([segment.entry], dtype=torch.int64)
         work, count = stages.plan(
-            self._cache.arena, entry, model.num_layers, model.num_kv_heads, capacity, MIN_ROWS_PER_ITEM
+            self._cache.arena, entry, model.num_layers, model.num_kv_heads, self._capacity, MIN_ROWS_PER_ITEM
         )
         most = max(model.num_kv_heads, int(count.max()))  # most segments are short
         return work[:, :most].numpy(), count.numpy()
+
+    def condense(self, sequence: Sequence, moved: int, target: Segment) -> np.ndarray:
+        """As ``Condenser.condense``."""
+        return condense(self._model, self._cache, sequence, moved, target)

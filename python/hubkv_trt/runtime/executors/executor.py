@@ -16,6 +16,7 @@ from ..batch import Batch
 from ..cache import Segment
 from ..edits import LogitEdits
 from ..sampler import Sampled, SamplingParams
+from ..sequence import Sequence as Request
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,24 @@ class Executor(Protocol):
         edits: Sequence[LogitEdits | None] = (),
     ) -> Sampled:
         """Tokens from logits float32 [B, V] of the last pass, each with its own edits (``runtime.sampler.draw``)."""
+        ...
+
+
+@runtime_checkable
+class Condenser(Protocol):
+    """An executor that can also compress the cache of a sequence while it decodes."""
+
+    def condense(self, sequence: Request, moved: int, target: Segment) -> np.ndarray:
+        """Compresses the cache of a sequence that decodes (HARD-KV): the rows of its compact segment and of the first
+        ``moved`` tokens of its tail, which are whole pages, become those that its last queries need.
+
+        Args:
+            sequence: with a ``Cascade`` that has its queries.
+            target: where they are written; its room suffices.
+
+        Returns:
+            int64 [L, Hkv], the rows of each head.
+        """
         ...
 
 

@@ -219,7 +219,7 @@ def open_tensorrt(engine: Engine, cache_bytes: int | None, tail_tokens: int | No
     call("cudaDeviceSynchronize")
     tokens, kept = largest_prompt(config)
     try:
-        cache.check_can_ever_fit(kept.num_rows, 1, longest)
+        cache.check_can_ever_fit([kept.num_rows], 1, longest)
     except ValueError as error:
         LOGGER.warning("prompts of %d tokens, the engine's max_input_len, will be refused: %s", tokens, error)
     needs["the KV cache"] = cache.num_bytes

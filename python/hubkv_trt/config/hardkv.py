@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compression while decoding: HARD-KV's parameters (arXiv 2606.28831)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from .base import INT32_MAX, Config, require
+from .model import ModelConfig
+
+
+class Importance(str, Enum):
+    """How much a KV pair matters to the last queries of its head (docs/hard-kv.md)."""
+
+    VANILLA = "vanilla"  # mean attention weight
+    SNAPKV = "snapkv"  # the same, each pair raised to the best of its neighbourhood
+    RKV = "rkv"  # mixed with how much the pair's key differs from its neighbours'
+
+
+@dataclass(frozen=True)
+class HardKVConfig(Config):
+    """Parameters of the cascade cache. The paper's are defaults of ``p``, ``query_window``, ``interval`` and budgets.
+
+    The tail holds the ``recent`` last tokens and up to ``interval`` more. When it is full, the tokens before the recent
+    ones join the compact segment, of which each head keeps what its last queries need.
+
+    Attributes:
+        p: attention mass that each head keeps (of the calibrated distribution); 1 keeps every pair.
+        query_window: W, the last queries of each head that judge.
+        interval: decode steps between two compressions; at least ``query_window``.
+        layer_budget: rows of the compact segment that a layer keeps at most, as a mean over its KV heads. None: no
+            limit but the text's length.
+        upper_budget: rows that a single head keeps at most. None: as many as its layer.
+        recent: tokens that are always kept, in the tail; at least ``query_window``.
+        sink_tokens: the first tokens of the text are kept, too.
+        importance: what orders the pairs of a head.
+        pool_kernel: pairs, odd, that ``snapkv`` looks over for the best.
+        importance_share: of the importance in ``rkv``; the rest is what sets a key apart.
+        refine: HubKV's refinement (``HubKVConfig()``) follows the importance: local hubs stay, their neighbours are
+            discounted, the more the larger the fraction of rows is that the compression drops.
+        min_rows: that a head keeps at least.
+        condensed_rows: m, rows of each head beside ``layer_budget`` that stand for what a compression evicts, with the
+            log-sum-exp of its attention; 0: that is dropped. Needs a ``layer_budget``.
+        fill: layers keep all of ``layer_budget``, whatever ``p`` would keep: a fixed budget, spread over heads by need.
+        calibrate: brings each head's distribution to the sharpness of its plain attention before ``p`` cuts it.
+    """
+
+    p: float = 0.9
+    query_window: int = 32
+    interval: int = 128
+    layer_budget: int | None = 1024
+    upper_budget: int | None = 2048
+    recent: int = 64
+    sink_tokens: int = 4
+    importance: Importance = Importance.VANILLA
+    pool_kernel: int = 5
+    importance_share: float = 0.1
+    refine: bool = False
+    min_rows: int = 8
+    condensed_rows: int = 0
+    fill: bool = False
+    calibrate: bool = True
+
+    def __post_init__(self) -> None:
+        ok = isinstance(self.p, (int, float)) and not isinstance(self.p, bool) and 0 < self.p <= 1
+        require(ok, "p", self.p, "a number in (0, 1], the attention mass that is kept")
+        for name, least in (("query_window", 1), ("interval", 16), ("recent", 1), ("sink_tokens", 0), ("min_rows", 0)):
+            value = getattr(self, name)
+            require(type(value) is int and least <= value <= INT32_MAX, name, value, f"an integer >= {least}")
+        for name in ("recent", "interval"):  # the queries that judge come after all that they judge
+            value = getattr(self, name)
+            require(value >= self.query_window, name, value, f"at least query_window = {self.query_window}")
+        for name in ("layer_budget", "upper_budget"):
+            value, least = getattr(self, name), max(1, self.sink_tokens, self.min_rows)
+            ok = value is None or (type(value) is int and least <= value <= INT32_MAX)
+            require(ok, name, value, f"an integer >= {least} or null")
+        require(isinstance(self.importance, Importance), "importance", self.importance, "an Importance")
+        pool, share = self.pool_kernel, self.importance_share
+        require(
+            type(pool) is int and 1 <= pool <= 255 and pool % 2 == 1, "pool_kernel", pool, "an odd number in 1..255"
+        )
+        ok = isinstance(share, (int, float)) and not isinstance(share, bool) and 0 <= share <= 1
+        require(ok, "importance_share", share, "a number in [0, 1]")
+        for name in ("calibrate", "fill", "refine"):
+            require(type(getattr(self, name)) is bool, name, getattr(self, name), "true or false")
+        rows = self.condensed_rows
+        require(type(rows) is int and 0 <= rows <= 256, "condensed_rows", rows, "an integer in 0..256")
+        ok = rows == 0 or self.layer_budget is not None
+        require(ok, "condensed_rows", rows, "possible without a layer_budget")
+        require(not self.fill or self.layer_budget is not None, "fill", self.fill, "possible without a layer_budget")
+
+    @property
+    def tail_tokens(self) -> int:
+        """Tokens that the tail of a sequence comes to hold while it decodes."""
+        return self.recent + self.interval
+
+    def rows(self, model: ModelConfig) -> int:
+        """Rows that the compact segment of a sequence can come to hold."""
+        most = model.max_position_embeddings
+        kept = most if self.layer_budget is None else min(most, self.layer_budget)
+        return model.num_rows_per_token * (kept + self.condensed_rows)

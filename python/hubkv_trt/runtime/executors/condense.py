@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HARD-KV's compression of one sequence between two decode steps: score, calibrate and select, rewrite."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ... import ops as stages
+from ...config import HardKVConfig, HubKVConfig, ModelConfig
+from ...config.base import INT32_MAX
+from ..cache import Cache, Segment
+from ..sequence import Sequence
+
+_HUBKV = HubKVConfig()  # how ``HardKVConfig.refine`` refines
+
+
+def condense(model: ModelConfig, cache: Cache, sequence: Sequence, moved: int, target: Segment) -> np.ndarray:
+    """``Condenser.condense`` with the operators of ``hubkv_trt.ops``; all that it reads and writes is in the arena."""
+    cascade, segment, tail = sequence.cascade, sequence.segment, sequence.tail
+    assert cascade is not None
+    assert segment is not None
+    assert tail is not None
+    config, ledger = cascade.config, cache.ledger
+    num_rows = int(segment.head_offsets[-1])
+    segments = torch.tensor([segment.entry], dtype=torch.int64)
+    pages = torch.tensor([tail.pages[: ledger.pages(moved)]], dtype=torch.int32)
+    place = (ledger.page_tokens, cache.page_base)
+    raw, scores, positions, offsets = stages.score_window(
+        cascade.take_queries().contiguous(), segment.positions[:num_rows], cache.arena, segments, pages, moved,
+        sequence.tail_start, model.num_kv_heads, *place, config.importance.value, config.pool_kernel,
+        config.importance_share, config.sink_tokens, 0.0,
+    )  # fmt: skip
+    counts = _counts(config, model, raw, scores, positions, offsets)
+    if config.refine:
+        dropped = 1 - int(counts.sum()) / max(1, scores.numel())
+        scores = refined(scores, offsets, positions < config.sink_tokens, model.num_layers, _HUBKV.alpha(dropped))
+        counts = _counts(config, model, raw, scores, positions, offsets)
+    kept = int(counts.sum())
+    indices, head_offsets = stages.select_ragged(scores, positions, offsets, counts, kept, config.sink_tokens)
+    merged = config.condensed_rows  # of each head, behind its own rows
+    size = kept + merged * model.num_rows_per_token
+    k_rows, v_rows, new_positions = target.k_rows[:size], target.v_rows[:size], target.positions[:size]
+    bias = None if target.row_bias is None else target.row_bias[:size]
+    given = (
+        positions, indices, head_offsets, cache.arena, segments, pages, num_rows, moved, sequence.tail_start,
+        model.num_layers, *place,
+    )  # fmt: skip
+    if merged:
+        assert bias is not None
+        stages.merge_into(raw, *given, merged, k_rows, v_rows, new_positions, bias)
+        # A row without members has position 0, as a sink: it must not be kept for that.
+        new_positions.masked_fill_(bias == -torch.inf, INT32_MAX)
+    else:
+        stages.rewrite_into(*given, k_rows, v_rows, new_positions, bias)
+    target.head_offsets.copy_(head_offsets + merged * torch.arange(head_offsets.numel()))
+    target.work = None
+    return (counts.numpy().astype(np.int64) + merged).reshape(model.num_layers, model.num_kv_heads)
+
+
+def _counts(
+    config: HardKVConfig,
+    model: ModelConfig,
+    raw: torch.Tensor,
+    scores: torch.Tensor,
+    positions: torch.Tensor,
+    offsets: torch.Tensor,
+) -> torch.Tensor:
+    """int32 [L*Hkv], the rows of each head."""
+    counts, _, _ = stages.calibrate_top_p(
+        raw if config.calibrate else scores, scores, positions, offsets, model.num_layers, config.p,
+        config.sink_tokens, config.min_rows, config.upper_budget or 0,
+        (config.layer_budget or 0) * model.num_kv_heads, config.fill,
+    )  # fmt: skip
+    return counts
+
+
+def refined(
+    scores: torch.Tensor, offsets: torch.Tensor, protected: torch.Tensor, num_layers: int, alpha: float
+) -> torch.Tensor:
+    """The stage ``refine`` on ragged heads: of exp(scores), and the logarithm of what it gives.
+
+    Neighbours are the candidates beside one within its head. Protected ones keep their score; they count neither as
+    neighbours nor in the moments. The stage skips NaN, which stands for them and pads heads to one length.
+
+    Args:
+        scores: float32 [N], logarithms.
+        offsets: int64 [L*Hkv + 1], of the heads.
+        protected: bool [N].
+        num_layers: L.
+        alpha: strength.
+    """
+    sizes = offsets.diff()
+    padded = scores.new_full((sizes.numel(), max(1, int(sizes.max()))), float("nan"))
+    head = torch.repeat_interleave(sizes)
+    index = torch.arange(scores.numel(), device=scores.device) - offsets[head]
+    padded[head, index] = scores.exp().masked_fill(protected, float("nan"))
+    out, _ = stages.refine(
+        padded.view(num_layers, -1, padded.shape[1]),
+        scores.new_tensor([alpha]),
+        offsets.new_zeros(1, dtype=torch.int32),
+        _HUBKV.nms_kernel,
+        _HUBKV.penalty_factor,
+        _HUBKV.head_weight_temperature,
+        _HUBKV.min_head_weight,
+        _HUBKV.max_head_weight,
+        0,
+    )
+    return torch.where(protected, scores, out.view_as(padded)[head, index].log())
