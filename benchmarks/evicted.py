@@ -33,9 +33,9 @@ from hubkv_trt.summarize.references import by_kv_head, reference_queries
 
 DESCRIPTION = """\
 Compresses contexts of `hubkv eval` at each ratio and compares dropping the evicted KV
-pairs with merging and summarizing them. No setting stores a byte more than dropping
-does at the same ratio: the rows for evicted pairs and the bias of every row are paid
-for with kept rows.
+pairs with merging and summarizing them. For the errors no setting stores a byte more
+than dropping does at the same ratio: the rows for evicted pairs and the bias of every
+row are paid for with kept rows.
 
   attention error   squared error of the attention outputs of the queries that come
                     later (questions and answers) over the context's KV pairs, over

@@ -111,7 +111,7 @@ def _head(results: Results, rows: dict[Group, Row]) -> str:
 - contexts of about {settings["tokens"]} tokens, seed {settings["seed"]}; protected: {protection}
 - `{" ".join(["hubkv", *header["command"][1:]])}`, started {header["started"]}
 - right: share of the questions; NLL: nats a token of the right answer; KL: nats, next token, full cache to compressed;
-  same: first choices that are the full cache's; protected: share of the kept rows. All are means over contexts.
+  same: first choices that are the full cache's; protected: share of the stored rows. All are means over contexts.
 - dNLL: paired difference on the same contexts [95 % interval, bootstrap over contexts]; below 0 is better.
   The base is the scorer alone; that of `+merge` and `+summarize` the same method that drops, in the same bytes.
   p: sign flips, adjusted by Holm over the {compared} comparisons here."""

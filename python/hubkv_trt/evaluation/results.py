@@ -53,7 +53,7 @@ class Cell:
         ratio: r asked for.
         effective_ratio: r that protection left, and rows for evicted pairs and their bias: 1 - stored rows / pairs.
         tokens: T of the context.
-        protected: share of the kept rows that protection takes.
+        protected: share of the stored rows that protection takes.
         rows: stored rows of each layer and head, L lists of Hkv.
         answers: to the sample's questions, in order.
     """
