@@ -19,13 +19,13 @@ from hubkv_trt.ablations import refine_stage
 from hubkv_trt.config import EngineConfig, Evicted, budget
 from hubkv_trt.engine.build import DEFAULT_OUTPUT
 from hubkv_trt.engine.directory import Engine, load_engine
+from hubkv_trt.evaluation.equal_bytes import ratio_at_equal_bytes
 from hubkv_trt.evaluation.evaluate import context_text
 from hubkv_trt.evaluation.sample import Sample
 from hubkv_trt.evaluation.tasks import TASKS
 from hubkv_trt.models.rope import rope_frequencies
 from hubkv_trt.observe import collect_scores
 from hubkv_trt.ops import select
-from hubkv_trt.runtime.ledger import Ledger
 from hubkv_trt.summarize.collect import LayerAttention, collect_attention
 from hubkv_trt.summarize.fit import summarize_evicted
 from hubkv_trt.summarize.heads import EMPTY, attend
@@ -33,9 +33,9 @@ from hubkv_trt.summarize.references import by_kv_head, reference_queries
 
 DESCRIPTION = """\
 Compresses contexts of `hubkv eval` at each ratio and compares dropping the evicted KV
-pairs with merging and summarizing them. No setting stores a byte more than dropping
-does at the same ratio: the rows for evicted pairs and the bias of every row are paid
-for with kept rows.
+pairs with merging and summarizing them. For the errors no setting stores a byte more
+than dropping does at the same ratio: the rows for evicted pairs and the bias of every
+row are paid for with kept rows.
 
   attention error   squared error of the attention outputs of the queries that come
                     later (questions and answers) over the context's KV pairs, over
@@ -66,25 +66,6 @@ class Setting:
         )
 
 
-def at_equal_bytes(config: EngineConfig, setting: Setting, num_tokens: int) -> float:
-    """The ratio at which a method stores no byte more than dropping at ``setting.ratio``, padding counted."""
-    assert config.hubkv is not None
-    dropping = config.replace(hubkv=config.hubkv.replace(evicted=Evicted.DROP))
-    assert dropping.hubkv is not None
-    rows = budget(config.model, dropping.hubkv, num_tokens, setting.ratio).num_rows
-    if setting.method is Evicted.DROP:
-        return setting.ratio
-    limit = Ledger(config.model, config.dtype).segment_bytes(rows)
-    ledger = Ledger(config.model, config.dtype, row_bias=True)
-    pairs = num_tokens * config.model.num_rows_per_token
-    rows = rows * limit // ledger.segment_bytes(rows)
-    while ledger.segment_bytes(rows) > limit:
-        rows -= 1
-    found = budget(config.model, config.hubkv, num_tokens, ratio := (pairs - rows) / pairs)
-    assert ledger.segment_bytes(found.num_rows) <= limit, (found, rows)
-    return ratio
-
-
 def with_method(llm: LLM, setting: Setting) -> None:
     """Switches an LLM over: its parts read the method from the configuration at every prompt."""
     hubkv = llm.config.hubkv
@@ -112,7 +93,7 @@ def _error(config: EngineConfig, layers: Sequence[LayerAttention], scores: torch
     model, hubkv, num_tokens = config.model, config.hubkv, scores.shape[-1]
     assert hubkv is not None
     hubkv = hubkv.replace(evicted=setting.method, centroids=setting.centroids, evicted_mass=setting.mass)
-    ratio = at_equal_bytes(config.replace(hubkv=hubkv), setting, num_tokens)
+    ratio = ratio_at_equal_bytes(config, hubkv, num_tokens, setting.ratio)
     found = budget(model, hubkv, num_tokens, ratio)
     positions, offsets = select(refine_stage(scores, hubkv, ratio), found.num_groups, found.selected_per_group)
     kept = torch.zeros(model.num_rows_per_token, num_tokens, dtype=torch.bool)

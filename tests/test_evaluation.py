@@ -12,17 +12,20 @@ import pytest
 import torch
 
 from doors import QUESTIONS, TEXT, assert_alike, sample
-from hubkv_trt.config import PRESETS, HubKVConfig, Scope, Scorer
+from hubkv_trt.config import PRESETS, DType, Evicted, HubKVConfig, Scope, Scorer, budget
 from hubkv_trt.engine.directory import Engine, load_engine
 from hubkv_trt.evaluation.answers import score
 from hubkv_trt.evaluation.dense import Compressor, DenseContext
+from hubkv_trt.evaluation.equal_bytes import ratio_at_equal_bytes
 from hubkv_trt.evaluation.evaluate import Evaluator, Setting
 from hubkv_trt.evaluation.forced import Continuation, Forced, forced_logits
 from hubkv_trt.evaluation.methods import Method
 from hubkv_trt.evaluation.sample import Question
 from hubkv_trt.graph.eager import EagerOps
 from hubkv_trt.models.decoder import Decoder
+from hubkv_trt.runtime.ledger import Ledger
 from hubkv_trt.runtime.llm import LLM, SamplingParams
+from hubkv_trt.runtime.segment import Segment
 
 RATIO = 0.6
 CACHE = 64 << 20
@@ -69,9 +72,8 @@ def test_compressed_as_an_engine_for_the_method_compresses(
         llm.compress(TEXT + "\n\n", ratio=RATIO, chat=True) as theirs,
         compressor.compress(dense, method, scope, RATIO) as ours,
     ):
-        for field in ("k_rows", "v_rows", "positions", "head_offsets"):
-            a, b = getattr(ours.segment, field), getattr(theirs.segment, field)
-            assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), field
+        for field in ROWS:
+            assert same_bytes(ours.segment, theirs.segment, field), field
         assert (ours.num_tokens, ours.ending) == (theirs.num_tokens, theirs.ending)
         assert ours.stats.effective_ratio == theirs.stats.effective_ratio
         assert np.array_equal(ours.stats.rows, theirs.stats.rows)
@@ -81,6 +83,106 @@ def test_compressed_as_an_engine_for_the_method_compresses(
         ]
         assert answers[0] == answers[1]
     assert compressor.llm.cache.held_bytes == 0
+
+
+@pytest.fixture(scope="module")
+def biased(engine: Engine) -> Compressor:
+    """Of a cache whose rows have a bias."""
+    return Compressor(LLM(engine, cache_bytes=CACHE, evicted=Evicted.SUMMARIZE))
+
+
+@pytest.fixture(scope="module")
+def referred(biased: Compressor) -> DenseContext:
+    """With what rows for evicted pairs are fitted to."""
+    return biased.read(TEXT + "\n\n", True, [Scorer.FASTKVZIP, Scorer.SNAPKV], seed=3, references=True)
+
+
+def same_bytes(ours: Segment, theirs: Segment, *fields: str) -> bool:
+    pairs = [(getattr(ours, field), getattr(theirs, field)) for field in fields]
+    return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
+
+
+ROWS = ("k_rows", "v_rows", "positions", "head_offsets")
+
+
+@pytest.mark.parametrize("scope", [Scope.MODEL, Scope.LAYER], ids=lambda s: s.value)
+@pytest.mark.parametrize("name", ["gate+hubkv+summarize:centroids=3:evicted_mass=0.75", "gate+hubkv+merge:centroids=2"])
+def test_evicted_pairs_leave_what_an_engine_for_the_method_leaves(
+    name: str, scope: Scope, engine: Engine, biased: Compressor, referred: DenseContext
+) -> None:
+    """In no byte more than dropping takes at the ratio asked for, and in all but a few of them."""
+    method, params = Method.parse(name), SamplingParams(max_tokens=8)
+    hubkv = HubKVConfig(
+        scope=scope, evicted=method.evicted, centroids=method.centroids, evicted_mass=method.evicted_mass
+    )
+    built = dataclasses.replace(engine, config=engine.config.replace(hubkv=hubkv))
+    llm = LLM(built, cache_bytes=CACHE)
+    ratio = ratio_at_equal_bytes(engine.config, hubkv, referred.num_tokens, RATIO)
+    with (
+        llm.compress(TEXT + "\n\n", ratio=ratio, chat=True) as theirs,
+        biased.compress(referred, method, scope, RATIO) as ours,
+        biased.compress(referred, method.base, scope, RATIO) as dropped,
+    ):
+        assert same_bytes(ours.segment, theirs.segment, *ROWS, "row_bias")
+        assert ours.segment.row_bias is not None
+        assert int((ours.segment.row_bias != 0).sum()) > engine.config.model.num_rows_per_token
+        assert (ours.stats.ratio, ours.stats.effective_ratio) == (RATIO, theirs.stats.effective_ratio)
+        assert ours.stats.effective_ratio > dropped.stats.effective_ratio
+        assert np.array_equal(ours.stats.rows, theirs.stats.rows)
+        assert ours.stats.bytes_kept == theirs.stats.bytes_kept == ours.segment.num_bytes
+        assert 0.95 * dropped.stats.bytes_kept < ours.stats.bytes_kept <= dropped.stats.bytes_kept
+        answers = [
+            [o.token_ids for o in each.generate(list(QUESTIONS), params, context=context)]
+            for each, context in ((biased.llm, ours), (llm, theirs))
+        ]
+        assert answers[0] == answers[1]
+    assert biased.llm.cache.held_bytes == 0
+
+
+def test_methods_that_drop_stay_what_they_are_beside_rows_with_a_bias(
+    biased: Compressor, referred: DenseContext, compressor: Compressor, dense: DenseContext
+) -> None:
+    method = Method.parse("gate+hubkv")
+    assert biased.llm.cache.held_bytes == 0
+    biased.llm.cache.arena.fill_(0x3F)  # where memory is not cleared, a bias is not 0
+    with (
+        biased.compress(referred, method, Scope.MODEL, RATIO) as beside,
+        compressor.compress(dense, method, Scope.MODEL, RATIO) as alone,
+    ):
+        assert same_bytes(beside.segment, alone.segment, *ROWS)
+        assert beside.segment.row_bias is not None
+        assert not bool(beside.segment.row_bias.any())
+        assert beside.stats.bytes_kept == alone.stats.bytes_kept == alone.segment.num_bytes
+
+
+@pytest.mark.parametrize("scope", Scope, ids=lambda s: s.value)
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16], ids=lambda d: d.value)
+def test_no_byte_more_than_dropping(scope: Scope, dtype: DType, engine: Engine) -> None:
+    config = engine.config.replace(dtype=dtype)
+    plain, biased = (Ledger(config.model, dtype, row_bias=bias) for bias in (False, True))
+    dropping = HubKVConfig(scope=scope)
+    for num_tokens in (60, 301, 512):
+        for ratio in (0.02, 0.3, 0.6, 0.75):
+            for centroids in (1, 8):
+                hubkv = dropping.replace(evicted=Evicted.MERGE, centroids=centroids)
+                equal = ratio_at_equal_bytes(config, hubkv, num_tokens, ratio)
+                limit = plain.segment_bytes(budget(config.model, dropping, num_tokens, ratio).num_rows)
+                found = budget(config.model, hubkv, num_tokens, equal)
+                assert biased.segment_bytes(found.num_rows) <= limit
+                assert biased.segment_bytes(found.num_rows + found.num_groups) > limit, "a row more for each group"
+    assert ratio_at_equal_bytes(config, dropping, 60, 0.3) == 0.3
+    with pytest.raises(ValueError, match=r"ratio: 0.99 is not one at which 60 tokens leave room for 8 rows a head"):
+        ratio_at_equal_bytes(config, dropping.replace(evicted=Evicted.MERGE, centroids=8), 60, 0.99)
+
+
+def test_rows_for_evicted_pairs_need_a_bias_and_references(
+    compressor: Compressor, biased: Compressor, dense: DenseContext
+) -> None:
+    method = Method.parse("gate+merge")
+    with pytest.raises(ValueError, match=r"evicted: 'merge' is not drop, all that rows without a bias can do"):
+        compressor.compress(dense, method, Scope.MODEL, RATIO)
+    with pytest.raises(ValueError, match=r"references: \[\] is not those of a context"):
+        biased.compress(dense, method, Scope.MODEL, RATIO)
 
 
 def test_methods_keep_different_pairs_of_the_same_number(compressor: Compressor, dense: DenseContext) -> None:
@@ -155,6 +257,19 @@ def test_nothing_depends_on_what_runs_together(evaluator: Evaluator) -> None:
     assert len({cell.nll for cell in together}) == len(together)
 
 
+def test_what_evicted_pairs_leave_is_measured_beside_dropping(engine: Engine) -> None:
+    cells = Evaluator(engine, generate=False, row_bias=True).evaluate(
+        sample(), settings("gate+hubkv,gate+hubkv+merge,gate+hubkv+summarize", 0.7)
+    )
+    assert [c.method for c in cells] == ["full", "gate+hubkv", "gate+hubkv+merge", "gate+hubkv+summarize"]
+    assert {c.ratio for c in cells[1:]} == {0.7}
+    assert len({c.nll for c in cells}) == 4
+    assert cells[0].kl == 0
+    for cell in cells[1:]:
+        assert cell.effective_ratio == pytest.approx(1 - np.sum(cell.rows) / np.size(cell.rows) / cell.tokens, abs=1e-6)
+    assert cells[2].effective_ratio == cells[3].effective_ratio > cells[1].effective_ratio
+
+
 def test_answers_are_those_of_the_product(engine: Engine, evaluator: Evaluator) -> None:
     """Answers that agree with the full cache's are not generated again: they would be the same."""
     cells = evaluator.evaluate(sample(), settings("gate+hubkv", 0.1, 0.8))
@@ -199,6 +314,10 @@ def test_refused_engines(engine: Engine, tiny_engine: Callable[..., Path]) -> No
         ("gate+hubkv:nms_kernel=7:gate_power=1", "gate+hubkv:gate_power=1:nms_kernel=7"),
         ("gate+placebo:penalty_factor=0.25", "gate+placebo:penalty_factor=0.25"),
         ("gate+cma", "gate+cma"),
+        ("gate+hubkv+drop", "gate+hubkv"),
+        ("gate+merge+hubkv", "gate+hubkv+merge"),
+        ("gate+hubkv+summarize:centroids=4:evicted_mass=0.5", "gate+hubkv+summarize"),
+        ("snapkv+nms+entropy+merge:evicted_mass=1:centroids=8", "snapkv+nms+entropy+merge:centroids=8:evicted_mass=1"),
     ],
 )
 def test_method_names(text: str, name: str) -> None:
@@ -208,10 +327,15 @@ def test_method_names(text: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "gait", "gate+hub", "gate+hubkv:nms_kernel=4", "gate+hubkv:sinks=3", "gate+cma:tau=1"]
-)
+    "text",
+    [
+        "", "gait", "gate+hub", "gate+hubkv:nms_kernel=4", "gate+hubkv:sinks=3", "gate+cma:tau=1",
+        "gate+merge:centroids=9", "gate+merge:evicted_mass=0", "gate+drop:centroids=4", "gate+hubkv:centroids=4",
+        "gate+summarize:centroids=2.5",
+    ],
+)  # fmt: skip
 def test_methods_that_do_not_exist(text: str) -> None:
-    with pytest.raises(ValueError, match=r"gait|hub|nms_kernel|cma|''"):
+    with pytest.raises(ValueError, match=r"gait|hub|nms_kernel|cma|''|centroids|evicted_mass"):
         Method.parse(text)
 
 
@@ -219,6 +343,20 @@ def test_parameters_of_a_method_reach_the_configuration() -> None:
     hubkv = Method.parse("kvzip+nms:penalty_factor=0.25").hubkv(HubKVConfig(sink_tokens=7, ratio=0.3), Scope.LAYER)
     changes = {**PRESETS["fastkvzip_nms"], "penalty_factor": 0.25, "sink_tokens": 7, "ratio": 0.3}
     assert hubkv == HubKVConfig(preset="fastkvzip_nms", scorer=Scorer.KVZIP, scope=Scope.LAYER, **changes)
+
+
+def test_what_becomes_of_evicted_pairs_is_the_methods_own() -> None:
+    """Not the engine's; and each is held against what shares all but one thing with it."""
+    engine = HubKVConfig(evicted=Evicted.MERGE, centroids=7, evicted_mass=0.9)
+    assert Method.parse("gate+hubkv").hubkv(engine, Scope.MODEL) == HubKVConfig()
+    method = Method.parse("gate+hubkv+entropy+summarize:centroids=2")
+    expected = HubKVConfig(evicted=Evicted.SUMMARIZE, centroids=2)
+    assert method.hubkv(engine, Scope.MODEL) == expected
+    assert (method.base.name, method.placebo.name) == (
+        "gate+hubkv+entropy",
+        "gate+placebo+entropy+summarize:centroids=2",
+    )
+    assert method.base.base == Method.parse("gate")
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------

@@ -142,11 +142,35 @@ def test_differences_are_paired_by_context(tmp_path: Path, engine: Engine) -> No
     assert text.count(" gate+hubkv |") == 1
 
 
+def test_rows_for_evicted_pairs_are_held_against_dropping(tmp_path: Path, engine: Engine) -> None:
+    file = ResultsFile(tmp_path, header(engine, evaluation()))
+    means = {"gate": 3, "gate+hubkv": 2, "gate+placebo": 3, "gate+hubkv+summarize": 1, "gate+placebo+summarize": 1.5}
+    for i in range(8):
+        file.add([cell("full", i, 0.5, 0.0), *(cell(name, i, nll + 0.01 * i) for name, nll in means.items())])
+    file.close()
+    rows = summarize(load_results(tmp_path))
+    others = {
+        name: tuple(None if c is None else c.other for c in (row.base, row.placebo))
+        for (_, _, _, name), row in rows.items()
+    }
+    assert others == {
+        "full": (None, None),
+        "gate": (None, None),
+        "gate+hubkv": ("gate", "gate+placebo"),
+        "gate+placebo": ("gate", None),
+        "gate+hubkv+summarize": ("gate+hubkv", "gate+placebo+summarize"),
+        "gate+placebo+summarize": ("gate+placebo", None),
+    }
+    found = rows["model", "doors", 0.9, "gate+hubkv+summarize"].base
+    assert found is not None
+    assert found.nll.mean == pytest.approx(-1)
+
+
 def test_command(tiny_engine: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["eval", "--output", str(tmp_path)]
     measure = [
         *arguments, "--engine", str(tiny_engine("llama")), "--tasks", "continuation",
-        "--methods", "gate,gate+hubkv,random", "--ratios", "0.6", "--tokens", "300", "--samples", "2",
+        "--methods", "gate,gate+hubkv+merge,random", "--ratios", "0.6", "--tokens", "300", "--samples", "2",
         "--scopes", "model,layer",
     ]  # fmt: skip
     assert main(measure) == 0

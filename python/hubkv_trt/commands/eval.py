@@ -26,17 +26,20 @@ answer needs, distance of the next-token distribution to the full cache's, and
 agreement with the full cache's answers. Every measurement is a line of
 OUTPUT/results.jsonl; the same command goes on where it was stopped."""
 EPILOG = """\
-methods: SCORER[+REFINEMENT[:PARAMETER=VALUE]...][+ALLOCATOR]
+methods: SCORER[+REFINEMENT[:PARAMETER=VALUE]...][+ALLOCATOR][+EVICTED[:PARAMETER=VALUE]...]
   scorers      gate (fastkvzip), kvzip, snapkv, expected_attention, knorm, tova, random, streaming_llm
   refinements  base (none), hubkv, nms, placebo, any preset (fastkvzip_head_nms_...), any early attempt
                (cma, community_smoothing, residual_svd, ...); parameters are those of HubKVConfig
   allocators   waterfill, selectivity, entropy, hybrid
+  evicted      drop (what the others do), merge, summarize; parameters centroids and evicted_mass. Rows that evicted
+               pairs leave behind, and the bias of every row, are paid for with kept pairs: no byte more than drop
 
 examples:
   hubkv eval --output results/main --samples 50
   hubkv eval --output results/main --report
   hubkv eval --output results/search --half first --no-generate --ratios 0.9 \\
-      --methods gate,gate+hubkv,gate+hubkv:penalty_factor=0.3:nms_kernel=7"""
+      --methods gate,gate+hubkv,gate+hubkv:penalty_factor=0.3:nms_kernel=7
+  hubkv eval --output results/evicted --methods gate+hubkv,gate+hubkv+merge,gate+hubkv+summarize"""
 
 TASKS = "passkey,key_value,continuation,reconstruction"
 METHODS = "gate,gate+hubkv,gate+nms,gate+placebo,kvzip,kvzip+hubkv,kvzip+nms,kvzip+placebo,random,streaming_llm"

@@ -4,25 +4,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .. import ops as stages
-from ..config import Budget, EngineConfig, HubKVConfig, Scope, Scorer, budget, require
+from ..config import Budget, EngineConfig, Evicted, HubKVConfig, Scope, Scorer, budget, require
 from ..models.gate import gate_scores
 from ..models.scoring import LayerScorer, LayerStates, PromptScorer
 from ..runtime.context import CompressedContext
 from ..runtime.executors.eager import EagerExecutor
+from ..runtime.ledger import Ledger
 from ..runtime.llm import LLM
 from ..runtime.prompts import Encoder
 from ..runtime.requests import KEEP_ALL
 from ..runtime.stats import RequestStats
 from ..scorers.create import create_scorer
 from ..scorers.random import RandomScorer
+from ..summarize.prefill import PrefillSummaries
+from .equal_bytes import ratio_at_equal_bytes
 from .methods import Method
 
 _SEED_STEP = 1 << 20  # random scores: a layer's seed is its index away from that of the text
@@ -38,6 +40,7 @@ class DenseContext:
         keys, values: of each layer [T, Hkv, D], keys rotated.
         scores: float32 [L, Hkv, T] by scorer.
         seed: of whatever is drawn at random for this context.
+        references: of each layer float32 [R, Hq, D], what rows for evicted pairs are fitted to; or none.
     """
 
     token_ids: np.ndarray
@@ -46,6 +49,7 @@ class DenseContext:
     values: list[Tensor]
     scores: dict[Scorer, Tensor]
     seed: int
+    references: list[Tensor] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -81,7 +85,9 @@ class Compressor:
         self._scorers: dict[Scorer, Any] = {}
 
     @torch.inference_mode()
-    def read(self, text: str, chat: bool, scorers: Iterable[Scorer], seed: int = 0) -> DenseContext:
+    def read(
+        self, text: str, chat: bool, scorers: Iterable[Scorer], seed: int = 0, references: bool = False
+    ) -> DenseContext:
         """Prefills a context and scores it.
 
         Args:
@@ -89,6 +95,7 @@ class Compressor:
             chat: see ``LLM.compress``.
             scorers: whose scores are wanted; the gate costs next to nothing, KVzip two prefills more.
             seed: of random scores; later of ``compress``, too.
+            references: keep those; methods need them that do not drop what they evict.
 
         Raises:
             ValueError: the context is too long, a scorer refuses it, or the engine has no gate.
@@ -104,7 +111,13 @@ class Compressor:
         keys: list[Tensor] = []
         values: list[Tensor] = []
         queries: list[Tensor] = []
+        summaries = PrefillSummaries(ops, decoder, self._hubkv)
         scores: dict[Scorer, list[Tensor]] = {s: [] for s in scorers}
+
+        def see(q: Tensor) -> None:
+            queries.append(q)
+            if references:
+                summaries.see(q)
 
         def attention(layer: int, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
             for name, scorer in by_layer.items():
@@ -119,25 +132,33 @@ class Compressor:
 
         ids = torch.from_numpy(token_ids)
         positions = torch.arange(len(token_ids), dtype=torch.int32)
-        decoder.forward(ops, ids, positions, attention, last_only=True, see_queries=queries.append)
+        decoder.forward(ops, ids, positions, attention, last_only=True, see_queries=see)
         for name, scorer in by_layer.items():
             if isinstance(scorer, PromptScorer):
                 scores[name] = list(scorer.score_prompt(ids, keys, values))
         stacked = {name: torch.stack(layers).contiguous() for name, layers in scores.items()}
-        return DenseContext(token_ids, ending, keys, values, stacked, seed)
+        return DenseContext(token_ids, ending, keys, values, stacked, seed, summaries.references)
 
     def compress(self, dense: DenseContext, method: Method, scope: Scope, ratio: float) -> CompressedContext:
         """Keeps what a method keeps, in a segment of the cache; close it.
 
+        A method that leaves rows behind for evicted pairs stores no byte more than dropping at this ratio.
+
         Raises:
             CacheFullError: other contexts hold the cache.
+            ValueError: there is no room for such rows, ``read`` kept no references, or rows of the cache have no bias.
         """
         hubkv = method.hubkv(self._hubkv, scope)
-        kept = budget(self.config.model, hubkv, dense.num_tokens, ratio)
+        if hubkv.evicted is not Evicted.DROP:
+            expected = "drop, all that rows without a bias can do: LLM(engine, evicted=Evicted.SUMMARIZE) has one"
+            require(self.llm.cache.ledger.row_bias, "evicted", hubkv.evicted.value, expected)
+            require(bool(dense.references), "references", dense.references, "those of a context: read(references=True)")
+        equal = ratio_at_equal_bytes(self.config, hubkv, dense.num_tokens, ratio)
+        kept = budget(self.config.model, hubkv, dense.num_tokens, equal)
         if kept.num_rows == kept.num_pairs:  # all is protected
             return self._hold(dense, *self._everything(dense), kept, ratio)
-        positions, offsets = method.keep(dense.scores[method.scorer], hubkv, kept, ratio, dense.seed)
-        return self._hold(dense, positions, offsets, kept, ratio)
+        positions, offsets = method.keep(dense.scores[method.scorer], hubkv, kept, equal, dense.seed)
+        return self._hold(dense, positions, offsets, kept, ratio, hubkv)
 
     def keep_all(self, dense: DenseContext) -> CompressedContext:
         """The whole context, as r = 0 keeps it; close it."""
@@ -154,18 +175,34 @@ class Compressor:
         return self._executor.ops.select_all(positions, self.config.model.num_rows_per_token)
 
     def _hold(
-        self, dense: DenseContext, positions: Tensor, offsets: Tensor, kept: Budget, ratio: float
+        self,
+        dense: DenseContext,
+        positions: Tensor,
+        offsets: Tensor,
+        kept: Budget,
+        ratio: float,
+        hubkv: HubKVConfig | None = None,
     ) -> CompressedContext:
         cache, model = self.llm.cache, self.config.model
-        segment = cache.allocate(len(positions))
+        segment = cache.allocate(kept.num_rows)
         try:
-            keys, values = ([x.transpose(0, 1) for x in xs] for xs in (dense.keys, dense.values))
-            stages.compact_into(keys, values, positions, offsets, segment.k_rows, segment.v_rows)
+            ops = self._executor.ops.with_rows_into(segment.k_rows, segment.v_rows)
+            if segment.row_bias is not None:
+                segment.row_bias.zero_()
+            if hubkv is None or hubkv.evicted is Evicted.DROP:
+                ops.compact(dense.keys, dense.values, positions, offsets)
+            else:
+                assert segment.row_bias is not None
+                summaries = PrefillSummaries(ops, self._executor.decoder, hubkv, dense.references)
+                _, _, positions, offsets = summaries.compact(dense.keys, dense.values, positions, offsets)
+                segment.row_bias.copy_(torch.cat(summaries.row_bias))
             segment.positions.copy_(positions)
             segment.head_offsets.copy_(offsets)
             stats = RequestStats(dense.num_tokens, ratio=ratio, effective_ratio=kept.effective_ratio)
             stats.rows = offsets.diff().numpy().reshape(model.num_layers, model.num_kv_heads)
-            stats.bytes_dense, stats.bytes_kept = cache.ledger.dense_bytes(dense.num_tokens), segment.num_bytes
+            biased = bool(kept.summaries_per_group)  # in an engine for the method; here others may need it
+            stats.bytes_kept = Ledger(model, self.config.dtype, row_bias=biased).segment_bytes(segment.rows)
+            stats.bytes_dense = cache.ledger.dense_bytes(dense.num_tokens)
             context = CompressedContext(cache, segment, dense.token_ids, stats)
         finally:
             cache.release(segment)  # the context holds it now

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import Scope, budget
+from ..config import Evicted, Scope, budget
 from ..engine.directory import Engine
 from ..runtime.context import CompressedContext
 from ..runtime.llm import LLM, SamplingParams
@@ -74,11 +74,13 @@ class Evaluator:
     Args:
         engine: of the eager backend, with HubKV.
         generate: also let answers be generated; without, KL and agreement are those over the right answer's tokens.
+        row_bias: rows have a bias, as methods need that leave rows behind for evicted pairs.
     """
 
-    def __init__(self, engine: Engine, generate: bool = True) -> None:
+    def __init__(self, engine: Engine, generate: bool = True, row_bias: bool = False) -> None:
         config = engine.config.replace(max_batch_size=BATCH_SIZE)
-        self._llm = LLM(dataclasses.replace(engine, config=config))
+        evicted = Evicted.SUMMARIZE if row_bias else None
+        self._llm = LLM(dataclasses.replace(engine, config=config), evicted=evicted)
         self._compressor = Compressor(self._llm)
         self._encoder = self._compressor.encoder
         self._generate = generate
@@ -99,7 +101,9 @@ class Evaluator:
         """
         text = context_text(sample)
         own_seed = zlib.crc32(f"{seed}/{sample.task}/{sample.index}".encode()) >> 12
-        dense = self._compressor.read(text, sample.chat, [s.method.scorer for s in settings], own_seed)
+        scorers = [s.method.scorer for s in settings]
+        summarized = any(s.method.evicted is not Evicted.DROP for s in settings)
+        dense = self._compressor.read(text, sample.chat, scorers, own_seed, summarized)
         asked = [self._ask(q, dense.ending) for q in sample.questions]
         with self._compressor.keep_all(dense) as context:
             references = self._refer(context, asked)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a context is compressed with: a scorer, what is done to its scores, and how rows go to heads."""
+"""What compresses a context: a scorer, what is done to its scores, how heads share rows, what becomes of the rest."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from .. import ablations, ops
-from ..config import DEFAULT_PRESET, PRESETS, Budget, HubKVConfig, Scope, Scorer, require
+from ..config import DEFAULT_PRESET, PRESETS, Budget, Evicted, HubKVConfig, Scope, Scorer, require
 
 FULL = "full"
 """The method that keeps everything, at r = 0: what the others are held against."""
@@ -18,6 +18,8 @@ _SCORERS = {"gate": Scorer.FASTKVZIP}
 _REFINEMENTS = {"base": "fastkvzip", "nms": "fastkvzip_nms", "hubkv": DEFAULT_PRESET}
 _ALLOCATORS = {name.removeprefix("head_budget_"): name for name in ablations.HEAD_BUDGETS}
 _PLACEBO = "placebo"
+_EVICTED = {e.value: e for e in Evicted}
+_OF_ROWS: tuple[str, ...] = ("centroids", "evicted_mass")
 
 
 @dataclass(frozen=True)
@@ -29,47 +31,59 @@ class Method:
         refinement: a preset, an attempt of ``ablations`` or ``placebo``.
         allocator: one of ``ablations.HEAD_BUDGETS``; "" lets all pairs of a scope compete.
         changes: parameters of ``HubKVConfig`` that differ from the refinement's own, by name.
+        evicted: what becomes of pairs that are not kept. Their rows and every row's bias are paid for with kept pairs.
+        centroids, evicted_mass: of ``HubKVConfig``, where pairs are not dropped.
     """
 
     scorer: Scorer
     refinement: str = "fastkvzip"
     allocator: str = ""
     changes: tuple[tuple[str, Any], ...] = ()
+    evicted: Evicted = Evicted.DROP
+    centroids: int = HubKVConfig.centroids
+    evicted_mass: float = HubKVConfig.evicted_mass
 
     @classmethod
     def parse(cls, text: str) -> Method:
-        """``SCORER[+REFINEMENT[:PARAMETER=VALUE...]][+ALLOCATOR]``: gate, kvzip+hubkv, gate+hubkv:gate_power=1.
+        """``SCORER[+REFINEMENT[:PARAMETER=VALUE...]][+ALLOCATOR][+EVICTED[:PARAMETER=VALUE...]]``: gate, kvzip+hubkv,
+        gate+hubkv:gate_power=1, gate+hubkv+summarize:centroids=8.
 
         Scorers: those of ``config.Scorer``, ``gate`` is fastkvzip. Refinements: ``base`` (none), ``hubkv`` (the default
         preset), ``nms``, every preset, every attempt of ``ablations``, ``placebo``. Allocators: ``waterfill``,
-        ``selectivity``, ``entropy``, ``hybrid``.
+        ``selectivity``, ``entropy``, ``hybrid``. Evicted: ``drop`` (the default), ``merge`` and ``summarize``, with the
+        parameters ``centroids`` and ``evicted_mass``.
 
         Raises:
             ValueError: a part has no such name, or a parameter is refused.
         """
         first, *rest = text.strip().split("+")
         scorers = {**_SCORERS, **{s.value: s for s in Scorer}}
-        require(first in scorers, "method", text, f"a scorer ({', '.join(scorers)}) with +REFINEMENT and +ALLOCATOR")
+        expected = f"a scorer ({', '.join(scorers)}) with +REFINEMENT, +ALLOCATOR and +EVICTED"
+        require(first in scorers, "method", text, expected)
         refinement, allocator, changes = "fastkvzip", "", {}
+        evicted: dict[str, Any] = {}
         for part in rest:
             name, *parameters = part.split(":")
             if name in ablations.HEAD_BUDGETS or name in _ALLOCATORS:
                 allocator = _ALLOCATORS.get(name, name)
                 require(not parameters, "method", text, "without parameters of an allocator")
                 continue
+            if name in _EVICTED:
+                own = () if name == Evicted.DROP.value else _OF_ROWS
+                evicted = {"evicted": _EVICTED[name], **dict(_parameter(text, p, own) for p in parameters)}
+                continue
             known = (*_REFINEMENTS, *PRESETS, *ablations.ATTEMPTS, _PLACEBO)
-            require(
-                name in known, "method", text, f"of refinements {', '.join(known)}, allocators {', '.join(_ALLOCATORS)}"
-            )
+            others = f"allocators {', '.join(_ALLOCATORS)}, evicted {', '.join(_EVICTED)}"
+            require(name in known, "method", text, f"of refinements {', '.join(known)}, {others}")
             refinement = _REFINEMENTS.get(name, name)
-            changes = dict(_parameter(text, parameter) for parameter in parameters)
+            changes = dict(_parameter(text, p, tuple(PRESETS["fastkvzip_head_nms_k5_p0.5_mild"])) for p in parameters)
         require(
             not changes or refinement not in ablations.ATTEMPTS,
             "method",
             text,
             "an attempt without parameters of HubKV",
         )
-        method = cls(scorers[first], refinement, allocator, tuple(sorted(changes.items())))
+        method = cls(scorers[first], refinement, allocator, tuple(sorted(changes.items())), **evicted)
         method.hubkv(HubKVConfig(), Scope.MODEL)  # refuses what a configuration refuses
         return method
 
@@ -82,22 +96,29 @@ class Method:
             parts.append(":".join([short, *(f"{name}={value:g}" for name, value in self.changes)]))
         if self.allocator:
             parts.append(self.allocator.removeprefix("head_budget_"))
+        if self.evicted is not Evicted.DROP:
+            own = {name: getattr(self, name) for name in _OF_ROWS}
+            changed = [f"{name}={value:g}" for name, value in own.items() if value != getattr(HubKVConfig, name)]
+            parts.append(":".join([self.evicted.value, *changed]))
         return "+".join(parts)
 
     @property
     def base(self) -> Method:
-        """The scorer alone."""
-        return Method(self.scorer)
+        """The scorer alone; where evicted pairs leave rows behind, the same with all of them dropped."""
+        if self.evicted is Evicted.DROP:
+            return Method(self.scorer)
+        return Method(self.scorer, self.refinement, self.allocator, self.changes)
 
     @property
     def placebo(self) -> Method:
         """The same with hubs at random places."""
-        return Method(self.scorer, _PLACEBO, self.allocator, self.changes)
+        return replace(self, refinement=_PLACEBO)
 
     def hubkv(self, engine: HubKVConfig, scope: Scope) -> HubKVConfig:
         """The configuration of an engine that compresses this way; what is protected is as in ``engine``."""
         preset = self.refinement if self.refinement in PRESETS else DEFAULT_PRESET
-        values = {**PRESETS[preset], **dict(self.changes)}
+        values = {**PRESETS[preset], **dict(self.changes), "evicted": self.evicted}
+        values |= {"centroids": self.centroids, "evicted_mass": self.evicted_mass}
         return engine.replace(preset=preset, scorer=self.scorer, scope=scope, **values)
 
     def keep(
@@ -109,7 +130,7 @@ class Method:
             scores: float32 [L, Hkv, T], of the scorer.
             hubkv: of ``hubkv()``.
             budget: ``config.budget`` of the context with it.
-            ratio: r.
+            ratio: r of the budget.
             seed: of the placebo and of attempts that draw.
 
         Returns:
@@ -117,9 +138,9 @@ class Method:
         """
         refined = self._refined(scores, hubkv, ratio, seed)
         if self.allocator:
-            rows = ablations.allocate(self.allocator, refined, budget.num_groups, budget.rows_per_group)
+            rows = ablations.allocate(self.allocator, refined, budget.num_groups, budget.selected_per_group)
             return ablations.select_rows(refined, rows)
-        return ops.select(refined, budget.num_groups, budget.rows_per_group)
+        return ops.select(refined, budget.num_groups, budget.selected_per_group)
 
     def _refined(self, scores: Tensor, hubkv: HubKVConfig, ratio: float, seed: int) -> Tensor:
         if self.refinement in PRESETS:
@@ -127,11 +148,10 @@ class Method:
         return ablations.refined_scores(self.refinement, scores, hubkv, ratio, seed)
 
 
-def _parameter(text: str, parameter: str) -> tuple[str, Any]:
+def _parameter(text: str, parameter: str, known: tuple[str, ...]) -> tuple[str, Any]:
     name, _, value = parameter.partition("=")
-    known = (*PRESETS["fastkvzip_head_nms_k5_p0.5_mild"],)
-    require(name in known, "method", text, f"with parameters of {', '.join(known)}")
+    require(name in known, "method", text, f"with parameters of {', '.join(known)}" if known else "without parameters")
     try:
-        return name, int(value) if name == "nms_kernel" else float(value)
+        return name, int(value) if name in ("nms_kernel", "centroids") else float(value)
     except ValueError:
         raise ValueError(f"method: {text!r}: {name} = {value!r} is not a number") from None

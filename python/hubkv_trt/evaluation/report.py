@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -55,7 +55,7 @@ def summarize(results: Results) -> dict[Group, Row]:
             continue
         row.base = _against(rows, group, [method.base])
         if method.refinement != "placebo":
-            row.placebo = _against(rows, group, [method.placebo, Method(method.scorer, "placebo")])
+            row.placebo = _against(rows, group, [method.placebo, replace(method.placebo, allocator="", changes=())])
     compared = [(row, kind) for row in rows.values() for kind in ("base", "placebo") if getattr(row, kind) is not None]
     for (row, kind), adjusted in zip(compared, holm([getattr(r, k).p for r, k in compared]), strict=True):
         old = getattr(row, kind)
@@ -111,8 +111,9 @@ def _head(results: Results, rows: dict[Group, Row]) -> str:
 - contexts of about {settings["tokens"]} tokens, seed {settings["seed"]}; protected: {protection}
 - `{" ".join(["hubkv", *header["command"][1:]])}`, started {header["started"]}
 - right: share of the questions; NLL: nats a token of the right answer; KL: nats, next token, full cache to compressed;
-  same: first choices that are the full cache's; protected: share of the kept rows. All are means over contexts.
+  same: first choices that are the full cache's; protected: share of the stored rows. All are means over contexts.
 - dNLL: paired difference on the same contexts [95 % interval, bootstrap over contexts]; below 0 is better.
+  The base is the scorer alone; that of `+merge` and `+summarize` the same method that drops, in the same bytes.
   p: sign flips, adjusted by Holm over the {compared} comparisons here."""
 
 

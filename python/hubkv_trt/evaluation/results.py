@@ -51,10 +51,10 @@ class Cell:
         method: name of ``methods.Method``, or ``full``.
         scope: of the budget.
         ratio: r asked for.
-        effective_ratio: r that protection left.
+        effective_ratio: r that protection left, and rows for evicted pairs and their bias: 1 - stored rows / pairs.
         tokens: T of the context.
-        protected: share of the kept rows that protection takes.
-        rows: kept rows of each layer and head, L lists of Hkv.
+        protected: share of the stored rows that protection takes.
+        rows: stored rows of each layer and head, L lists of Hkv.
         answers: to the sample's questions, in order.
     """
 

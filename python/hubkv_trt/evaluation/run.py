@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from .. import __version__
-from ..config import Scope, require
+from ..config import Evicted, Scope, require
 from ..engine.directory import GATE_FILE, WEIGHTS_FILE, Engine
 from .evaluate import Evaluator, Setting
 from .methods import FULL, Method
@@ -99,7 +99,8 @@ def run(
         work = list(_missing(evaluation, sources, file.results, limits))
         if not work:
             return file.results
-        evaluator = Evaluator(engine, evaluation.generate)
+        rows = any(method.evicted is not Evicted.DROP for method in evaluation.methods)
+        evaluator = Evaluator(engine, evaluation.generate, row_bias=rows)
         cells = sum(len(settings) + full for _, _, settings, full in work)
         interval = 0.1 if sys.stderr.isatty() else 60.0  # a log gets a line a minute
         with tqdm(

@@ -25,21 +25,23 @@ class PrefillSummaries:
         ops: that the prefill runs on; the time goes to its stage ``summarize``.
         decoder: of the model.
         hubkv: says how, and how many rows a head gets.
+        references: of layers that were seen already, as the attribute has them.
 
     Attributes:
+        references: float32 [R, Hq, D] of each layer that was seen and not yet compacted.
         row_bias: float32, of the rows of every call of ``compact``, in their order.
     """
 
-    def __init__(self, ops: EagerOps, decoder: Decoder, hubkv: HubKVConfig) -> None:
+    def __init__(self, ops: EagerOps, decoder: Decoder, hubkv: HubKVConfig, references: Sequence[Tensor] = ()) -> None:
         self._ops, self._hubkv, self._scale = ops, hubkv, decoder.scale
         self._inv_freq = torch.from_numpy(decoder.inv_freq).to(ops.device)
-        self._queries: list[Tensor] = []
+        self.references: list[Tensor] = list(references)
         self.row_bias: list[Tensor] = []
 
     def see(self, queries: Tensor) -> None:
         """Takes the references of the next layer from its rotated queries [T, Hq, D]."""
         with self._ops.stage("summarize"):
-            self._queries.append(reference_queries(queries, self._inv_freq))
+            self.references.append(reference_queries(queries, self._inv_freq))
 
     def compact(
         self, keys: Sequence[Tensor], values: Sequence[Tensor], positions: Tensor, head_offsets: Tensor
@@ -48,7 +50,7 @@ class PrefillSummaries:
         ops, count = self._ops, self._hubkv.centroids
         with ops.stage("summarize"):
             layers, heads = len(keys), keys[0].shape[1]
-            queries, self._queries = self._queries[:layers], self._queries[layers:]
+            queries, self.references = self.references[:layers], self.references[layers:]
             require(len(queries) == layers, "queries", len(queries), f"of the {layers} layers that are compacted")
             kept = torch.zeros(layers * heads, keys[0].shape[0], dtype=torch.bool, device=ops.device)
             owner = torch.repeat_interleave(torch.arange(len(kept), device=ops.device), head_offsets.diff())
