@@ -31,7 +31,7 @@ def test_the_arena_is_the_same_and_has_the_room(kind: str, tiny_engine: Callable
         rows = budget(config.model, config.hubkv, cell.prompt, cell.ratio).num_rows
         cache = create_cache(config, found.cache_bytes, found.tail_tokens)
         room = 0
-        while room < MOST and cache.fits(rows, cell.output - 1):
+        while room < MOST and cache.fits([rows], cell.output - 1):
             cache.allocate(rows)
             cache.open_tail(cell.output - 1)
             room += 1

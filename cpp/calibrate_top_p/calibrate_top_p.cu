@@ -134,7 +134,10 @@ public:
         }
         Above const before = above(high);
         Above const with = above(low);
-        int64_t const weight = (with.mass - before.mass) / (with.count - before.count);
+        // Where wrong offsets make heads overlap, another block writes here meanwhile, and any of this may be 0.
+        int64_t const ties = with.count > before.count ? with.count - before.count : 1;
+        int64_t const mass = with.mass - before.mass;
+        int64_t const weight = mass > ties ? mass / ties : 1;
         return before.count + (target - before.mass + weight - 1) / weight;
     }
 

@@ -102,8 +102,10 @@ public:
         }
         Above const before = above(static_cast<int32_t>(high));
         Above const with = above(static_cast<int32_t>(low));
-        int64_t const weight = (with.mass - before.mass) / (with.count - before.count);
-        return before.count + (target - before.mass + weight - 1) / weight;
+        // Where wrong offsets make heads overlap, another thread writes here meanwhile, and any of this may be 0.
+        int64_t const ties = std::max<int64_t>(with.count - before.count, 1);
+        int64_t const weight = std::max<int64_t>((with.mass - before.mass) / ties, 1);
+        return std::clamp<int64_t>(before.count + (target - before.mass + weight - 1) / weight, 0, mCount);
     }
 
     //! Splits the head at its first `count` candidates.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from typing import Any
 
@@ -17,7 +18,8 @@ class BuildProgress:
         show: bars on stderr.
 
     Attributes:
-        interrupted: Ctrl-C was seen: an exception cannot pass through TensorRT, so the build is asked to end.
+        interrupted: Ctrl-C was pressed. An exception would be lost in TensorRT's callbacks: while the context is open the
+            signal only leaves this mark, and the build is asked to end.
     """
 
     def __init__(self, title: str, show: bool) -> None:
@@ -25,12 +27,23 @@ class BuildProgress:
         self._title = title
         self._show = show
         self._bars: dict[str, tqdm[Any]] = {}
-        self._lock = threading.RLock()  # a signal handler may come back in while it is held
+        self._lock = threading.Lock()
+        self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> BuildProgress:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if callable(handler := signal.getsignal(number)):
+                    self._handlers[number] = handler
+                    signal.signal(number, self._interrupt)
         return self
 
+    def _interrupt(self, *_: object) -> None:
+        self.interrupted = True
+
     def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
         for phase in list(self._bars):
             self.finish(phase)
 
@@ -67,22 +80,12 @@ def make_monitor(trt: Any, progress: BuildProgress) -> Any:
             trt.IProgressMonitor.__init__(self)
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-            try:
-                progress.start(phase_name, num_steps)
-            except KeyboardInterrupt:
-                progress.interrupted = True
+            progress.start(phase_name, num_steps)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            try:
-                return progress.step(phase_name, step)
-            except KeyboardInterrupt:
-                progress.interrupted = True
-                return False
+            return progress.step(phase_name, step)
 
         def phase_finish(self, phase_name: str) -> None:
-            try:
-                progress.finish(phase_name)
-            except KeyboardInterrupt:
-                progress.interrupted = True
+            progress.finish(phase_name)
 
     return Monitor()
