@@ -18,8 +18,8 @@ class BuildProgress:
         show: bars on stderr.
 
     Attributes:
-        interrupted: Ctrl-C was pressed. An exception would be lost in TensorRT's callbacks: while the context is open the
-            signal only leaves this mark, and the build is asked to end.
+        interrupted: Ctrl-C was pressed. An exception would be lost in TensorRT's callbacks: while the context is open
+            the signal only leaves this mark, and the build is asked to end.
     """
 
     def __init__(self, title: str, show: bool) -> None:
