@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from hubkv_trt.config import HardKVConfig
+from hubkv_trt.evaluation.statistics import bootstrap
 from hubkv_trt.runtime.batch import Batch
+from hubkv_trt.runtime.executors.eager import EagerExecutor
 from hubkv_trt.runtime.llm import LLM, SamplingParams
 
 PIECE = 128  # tokens of a pass without compression
@@ -28,6 +30,7 @@ def forced(
     params = SamplingParams(max_tokens=len(text) + 1, ignore_eos=True, decode_compression=config or False)
     (sequence,) = llm._requests.generation([prompt], params, ratio, None, False, False)
     scheduler, executor = llm._scheduler, llm._executor
+    assert isinstance(executor, EagerExecutor)
     scheduler.add(sequence)
     llm.step()  # the prompt; what it generates is not used
     if sequence.error is not None:
@@ -43,7 +46,7 @@ def forced(
             end = start + len(piece)
             rows = torch.arange(len(piece), dtype=torch.int32)
             lengths = torch.tensor([len(piece)], dtype=torch.int32)
-            logits = executor.extend(Batch([sequence], llm.cache), piece.int()[None], lengths, rows)  # type: ignore[call-arg]
+            logits = executor.extend(Batch([sequence], llm.cache), piece.int()[None], lengths, rows)
             targets = tokens[start + 1 : end + 1]
             found.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none").double())
             sequence.output_ids[:] = text[: end + 1]
@@ -56,10 +59,6 @@ def forced(
 
 def compare(nll: np.ndarray, other: np.ndarray, block: int, resamples: int = 2000) -> dict[str, float]:
     """Mean of nll - other with its 95% interval: paired, by bootstrap over blocks of tokens (neighbours are alike)."""
-    difference = nll - other
-    parts = [difference[i : i + block] for i in range(0, len(difference), block)]
-    sums, sizes = np.array([p.sum() for p in parts]), np.array([len(p) for p in parts])
-    drawn = np.random.default_rng(0).integers(len(parts), size=(resamples, len(parts)))
-    means = sums[drawn].sum(1) / sizes[drawn].sum(1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return {"mean": float(difference.mean()), "low": float(low), "high": float(high)}
+    blocks = np.arange(len(nll)) // block
+    found = bootstrap(nll - other, blocks.tolist(), resamples=resamples)
+    return {"mean": found.mean, "low": found.low, "high": found.high}

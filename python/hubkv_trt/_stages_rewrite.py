@@ -56,7 +56,7 @@ def rewrite_into(
         positions: int32 [K'], written to.
         row_bias: float32 [K'], written to: the old rows' bias, 0 for tokens of the tail. None: biases are dropped.
     """
-    params = _rewrite(
+    _rewrite(
         candidate_positions,
         indices,
         head_offsets,
@@ -66,21 +66,6 @@ def rewrite_into(
         (page_tokens, page_base),
         0,
         (k_rows, v_rows, positions, row_bias),
-    )
-    call(
-        "hubkv_rewrite",
-        *place(candidate_positions),
-        params,
-        address(candidate_positions),
-        address(indices),
-        address(head_offsets),
-        arena_table(arena),
-        address(segments),
-        address(block_table),
-        address(k_rows),
-        address(v_rows),
-        address(positions),
-        None if row_bias is None else address(row_bias),
     )
 
 
@@ -128,7 +113,7 @@ def merge_into(
     The rest is as for :func:`rewrite_into`.
     """
     check(logits, "logits", torch.float32, tuple(candidate_positions.shape), candidate_positions.device)
-    params = _rewrite(
+    where, params, arrays = _rewrite(
         candidate_positions,
         indices,
         head_offsets,
@@ -139,20 +124,6 @@ def merge_into(
         merged_rows,
         (k_rows, v_rows, positions, row_bias),
     )
-    where = place(candidate_positions)
-    arrays = (
-        address(candidate_positions),
-        address(indices),
-        address(head_offsets),
-        arena_table(arena),
-        address(segments),
-        address(block_table),
-        address(k_rows),
-        address(v_rows),
-        address(positions),
-        address(row_bias),
-    )
-    call("hubkv_rewrite", *where, params, *arrays)
     call("hubkv_merge", *where, params, address(logits), *arrays)
 
 
@@ -166,8 +137,8 @@ def _rewrite(
     pages: tuple[int, int],
     merged_rows: int,
     outputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
-) -> _abi.RewriteParams:
-    """The parameters of a new segment, after all tensors were checked.
+) -> tuple[tuple[int, int | None], _abi.RewriteParams, tuple[int | None, ...]]:
+    """Checks all tensors and copies what is kept; device and stream, parameters, and addresses of the call.
 
     Args:
         tables: arena, segments, block_table.
@@ -197,4 +168,19 @@ def _rewrite(
         raise ValueError(
             f"candidate_positions: {shape_text(candidate_positions)} is not [{expected}], K + L*Hkv*tail_tokens"
         )
-    return _abi.RewriteParams(candidates, indices.numel(), merged_rows)
+    arena, segments, block_table = tables
+    where, params = place(candidate_positions), _abi.RewriteParams(candidates, indices.numel(), merged_rows)
+    arrays = (
+        address(candidate_positions),
+        address(indices),
+        address(head_offsets),
+        arena_table(arena),
+        address(segments),
+        address(block_table),
+        address(k_rows),
+        address(v_rows),
+        address(positions),
+        None if row_bias is None else address(row_bias),
+    )
+    call("hubkv_rewrite", *where, params, *arrays)
+    return where, params, arrays

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..config import Budget, EngineConfig, Evicted, HubKVConfig, Scope, Scorer, budget, require
-from ..models.gate import gate_scores
 from ..models.scoring import LayerScorer, LayerStates, PromptScorer
 from ..runtime.context import CompressedContext
 from ..runtime.executors.eager import EagerExecutor
@@ -124,7 +123,7 @@ class Compressor:
                 if isinstance(scorer, LayerScorer):
                     scores[name].append(scorer.score(LayerStates(layer, hidden, queries[0], k, v)))
                 elif scorer is None:
-                    scores[name].append(self._gate(layer, hidden))
+                    scores[name].append(decoder.gate_scores(ops, layer, hidden).T)
             queries.clear()
             keys.append(k)
             values.append(v)
@@ -216,11 +215,3 @@ class Compressor:
             executor, tokenizer = self._executor, self.llm.tokenizer
             self._scorers[scorer] = create_scorer(scorer, executor.decoder, executor.ops, lambda: tokenizer)
         return self._scorers[scorer]
-
-    def _gate(self, layer: int, hidden: Tensor) -> Tensor:
-        ops, model = self._executor.ops, self.config.model
-
-        def scores(x: Tensor) -> tuple[Tensor]:
-            return (gate_scores(ops, layer, x, model).T,)
-
-        return ops.by_tokens(scores, hidden)[0].T

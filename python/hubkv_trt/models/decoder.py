@@ -195,7 +195,7 @@ class Decoder:
                     scores = ops.transpose(by_layer.score(states), 1, 0)
             elif self.hubkv is not None and by_prompt is None:
                 with ops.stage("scorer"):
-                    (scores,) = ops.by_tokens(partial(self._scores, ops, layer), hidden)
+                    scores = self.gate_scores(ops, layer, hidden)
             out = ops.causal_attention(q, k, v, self.scale)
             pending.append((k, v, scores))
             if by_prompt is None and (not by_model or layer == self.model.num_layers - 1):
@@ -232,9 +232,13 @@ class Decoder:
             last_queries=ops.stack(queries) if queries else None,
         )
 
-    def _scores(self, ops: Ops[X], layer: int, hidden: X) -> tuple[X]:
-        """[N, E] -> [N, Hkv] float32, tokens first as ``by_tokens`` wants them."""
-        return (ops.transpose(gate_scores(ops, layer, hidden, self.model), 1, 0),)
+    def gate_scores(self, ops: Ops[X], layer: int, hidden: X) -> X:
+        """The gate's scores of a layer's attention input [N, E]: float32 [N, Hkv]."""
+
+        def scores(x: X) -> tuple[X]:
+            return (ops.transpose(gate_scores(ops, layer, x, self.model), 1, 0),)
+
+        return ops.by_tokens(scores, hidden)[0]  # tokens first, as ``by_tokens`` wants them
 
     def _keep(
         self,
