@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m trt_eval.rebuild MODEL`` builds the plans of a model again and again, until two builds are the same
-to the byte or there were six, and prints their hashes, a build a line.
+"""``python -m trt_eval.rebuild MODEL`` defines and builds the plans of a model, and prints a line for each: the hash of
+the network's definition, and the size of the plan.
 
-TensorRT-RTX orders some of its tables by address, so bytes can only be alike from alike addresses: each build is a
-child of one process, which the system gives the same memory. Its builder's threads may still take their memory in
-another order, in about one build of three.
+Plans themselves are never alike: TensorRT-RTX orders about a thousand bytes of its tables by address.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import tensorrt_rtx_bindings as trt
 
@@ -21,36 +20,39 @@ from hubkv_trt.graph.lowered import LoweredOps
 from hubkv_trt.models.checkpoint import load_config
 
 from .builder import Builder
+from .evaluate import LAYERS
 from .twins import engine_config
+from .values import weights_of
 
 
-def build(model: str) -> str:
-    """Sizes and hashes of both plans."""
-    found = []
-    config = engine_config(load_config(model))
-    for network_of, profiles in ((prefill_network, prefill_profiles), (extend_network, extend_profiles)):
-        builder = Builder()
-        network = network_of(trt, builder.builder, config, {}, LoweredOps)
-        plan = builder.plan(network, profiles(config), "SM89")
-        found.append(f"{len(plan)} {hashlib.sha256(plan).hexdigest()}")
-    return " ".join(found)
+def definition(network: Any) -> Iterator[str]:
+    """The layers of a network, a line each: type, name, attributes, tensors in and out."""
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        layer.__class__ = trt.ILayer
+        kind = layer.type.name
+        tensors = [layer.get_input(i) for i in range(layer.num_inputs)]
+        tensors += [layer.get_output(i) for i in range(layer.num_outputs)]
+        ends = [f"{x.name} {x.dtype} {x.shape}" if x is not None else "none" for x in tensors]
+        layer.__class__ = getattr(trt, LAYERS[kind][0]) if kind in LAYERS else trt.ILayer
+        yield f"{kind} {layer.name} {dict(_attributes(layer))} {ends}"
 
 
-def in_a_child(model: str) -> str:
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(writer, build(model).encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as result:
-        line = result.read()
-    assert os.waitpid(child, 0)[1] == 0
-    return line
+def _attributes(layer: Any) -> Iterator[tuple[str, str]]:
+    for name in sorted(dir(layer)):
+        if name == "attention":
+            yield name, str(dict(_attributes(layer.attention)))
+        elif name == "weights":
+            yield name, hashlib.sha256(weights_of(layer.weights, layer.shape).numpy().tobytes()).hexdigest()
+        elif not name.startswith("_") and not callable(getattr(layer, name, len)):
+            yield name, str(getattr(layer, name))
 
 
 if __name__ == "__main__":
-    lines: list[str] = []
-    while len(lines) == len(set(lines)) < 6:
-        lines.append(in_a_child(sys.argv[1]))
-        print(lines[-1], flush=True)
+    config = engine_config(load_config(sys.argv[1]))
+    for network_of, profiles in ((prefill_network, prefill_profiles), (extend_network, extend_profiles)):
+        builder = Builder()
+        network = network_of(trt, builder.builder, config, {}, LoweredOps)
+        layers = "\n".join(definition(network.definition))
+        plan = builder.plan(network, profiles(config), "SM89")
+        print(hashlib.sha256(layers.encode()).hexdigest(), len(plan))
