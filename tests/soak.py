@@ -9,11 +9,12 @@ memory grows: the slope of resident bytes over the second half of the rounds is 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -40,11 +41,16 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Round:
-    """After it: requests so far, seconds since the start, resident bytes of the idle server."""
+    """After it: requests so far, seconds since the start, resident bytes of the idle server and of its model."""
 
     requests: int
     seconds: float
-    resident: int
+    server: int
+    model: int
+
+    @property
+    def resident(self) -> int:
+        return self.server + self.model
 
 
 def soak(arguments: argparse.Namespace) -> int:
@@ -87,7 +93,7 @@ def soak(arguments: argparse.Namespace) -> int:
         "killed_clients": tally.killed,
         "lost": tally.lost,
         "wrong": tally.wrong,
-        "rounds": [vars(r) for r in rounds],
+        "rounds": [asdict(r) for r in rounds],
         "slope_bytes_per_request": slope,
         "problems": problems,
     }
@@ -117,20 +123,19 @@ def _run(site: TritonSite, load: Load, count: int) -> tuple[Tally, list[Round], 
             for problem in found.lost + found.wrong:
                 bar.write(f"soak: {problem}", file=sys.stderr)
             tally.add(found)
-            rounds.append(Round(first + number, time.monotonic() - start, _resident_bytes(site.server.pid)))
+            rounds.append(Round(first + number, time.monotonic() - start, *_resident_bytes(site.server.pid)))
             bar.set_postfix(refused=tally.refused.total(), wrong=len(tally.wrong), lost=len(tally.lost))
     return tally, rounds, problems
 
 
-def _resident_bytes(pid: int) -> int:
-    """Of a process and all below it: the server has one for each model."""
-    total = 0
-    for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-        try:
-            total += process.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue
-    return total
+def _resident_bytes(pid: int) -> tuple[int, int]:
+    """Of a server, and of all processes below it: it has one for each model."""
+    server = psutil.Process(pid)
+    below = 0
+    for process in server.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            below += process.memory_info().rss
+    return server.memory_info().rss, below
 
 
 def _slope(rounds: list[Round]) -> float:
@@ -144,8 +149,9 @@ def _report(tally: Tally, rounds: list[Round], clients: int, batch: int, slope: 
     rows = [("kind", "ended as it should   refused and sent again")]
     rows += [(kind, f"{tally.done[kind]:>20}   {tally.refused[kind]:>22}") for kind in KINDS]
     rows += [("all", f"{tally.done.total():>20}   {tally.refused.total():>22}"), ("", "")]
-    rows += [("requests", "seconds   idle server, MiB")]
-    rows += [(f"{r.requests:>8}", f"{r.seconds:>7.0f}   {r.resident / MIB:>16.1f}") for r in rounds]
+    rows += [("requests", "seconds   idle server, MiB   its model, MiB")]
+    sizes = [(f"{r.server / MIB:>16.1f}", f"{r.model / MIB:>14.1f}") for r in rounds]
+    rows += [(f"{r.requests:>8}", f"{r.seconds:>7.0f}   {'   '.join(s)}") for r, s in zip(rounds, sizes, strict=True)]
     ends = f"{tally.killed} client processes killed; {len(tally.lost)} lost, {len(tally.wrong)} wrong"
     memory = f"resident memory over the second half: {slope:+.0f} bytes a request (at most {GROWTH})"
     return f"\n{table(rows)}\n\n{clients} clients at a batch of {batch}; {ends}\n{memory}"
