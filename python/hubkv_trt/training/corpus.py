@@ -151,16 +151,19 @@ _PLACES = (
 _FOODS = ("plum cake", "rye bread", "lentil soup", "goat cheese", "ginger tea", "apple wine", "fish stew", "honey")
 
 
+_PEOPLE = ("Ines", "Tomas", "Yuki", "Amara", "Pavel", "Sofie", "Idris", "Greta", "Rafael", "Leila", "Mikko", "Dana")
+
+
 def add_facts(text: str, rng: random.Random) -> str:
-    """The text with two to six made-up facts between its lines."""
+    """The text with two to eight made-up facts between its lines."""
     lines = text.split("\n")
-    for _ in range(rng.randint(2, 6)):
+    for _ in range(rng.randint(2, 8)):
         lines.insert(rng.randint(0, len(lines)), rng.choice(_KINDS)(rng))
     return "\n".join(lines)
 
 
 def _sentence(rng: random.Random) -> str:
-    thing, colour, place, food = (rng.choice(x) for x in (_THINGS, _COLOURS, _PLACES, _FOODS))
+    thing, colour, place, food, person = (rng.choice(x) for x in (_THINGS, _COLOURS, _PLACES, _FOODS, _PEOPLE))
     number = rng.randint(100, 99999)
     return rng.choice((
         f"The access code of the {thing} is {number}.",
@@ -169,19 +172,45 @@ def _sentence(rng: random.Random) -> str:
         f"In {place}, the {colour} {thing} was built in {rng.randint(1500, 2020)} and cost {number} crowns.",
         f"The favourite dish of the keeper of the {thing} in {place} is {food}.",
         f"The special magic number for {place} is: {number}.",
+        f"{person} moved to {place} and keeps {number} jars of {food} in the {thing}.",
+        f"{person} has a {colour} bicycle, and {rng.choice(_PEOPLE)} will call from {place} about the {food}.",
+        f"{person}'s telephone number is {number}-{rng.randint(100, 999)}; ask for the {colour} key of the {thing}.",
     ))  # fmt: skip
 
 
 def _record(rng: random.Random) -> str:
     return json.dumps({
-        "id": f"{rng.getrandbits(32):08x}", "city": rng.choice(_PLACES), "item": rng.choice(_FOODS),
+        "id": _hex(rng), "city": rng.choice(_PLACES), "item": rng.choice(_FOODS),
         "count": rng.randint(1, 999), "colour": rng.choice(_COLOURS),
     })  # fmt: skip
 
 
 def _list(rng: random.Random) -> str:
-    keys = rng.sample(_PLACES, 5) if rng.random() < 0.5 else rng.sample(_FOODS, 5)
+    keys = rng.sample(rng.choice((_PLACES, _FOODS, _PEOPLE, _THINGS)), 5)
     return "\n".join(f"{key}: {rng.randint(10, 9999)}" for key in keys)
 
 
-_KINDS = (_sentence, _sentence, _record, _list)
+def _mapping(rng: random.Random) -> str:
+    value = rng.choice((_hex, lambda r: r.randint(1000, 999999), lambda r: r.choice(_PLACES)))
+    return json.dumps({_hex(rng): value(rng) for _ in range(rng.randint(4, 16))}, indent=rng.choice((None, 1)))
+
+
+def _table(rng: random.Random) -> str:
+    rows = [(rng.choice(_PEOPLE), rng.choice(_PLACES), str(rng.randint(10, 9999))) for _ in range(rng.randint(4, 12))]
+    separator = rng.choice((", ", " | "))
+    return "\n".join(separator.join(row) for row in (("name", "city", "amount"), *rows))
+
+
+def _assignments(rng: random.Random) -> str:
+    names = [f"{rng.choice(_COLOURS)}_{i}" for i in range(rng.randint(3, 8))]
+    return "\n".join(
+        f"{name} = {rng.randint(10, 99999) if i == 0 or rng.random() < 0.5 else rng.choice(names[:i])}"
+        for i, name in enumerate(names)
+    )
+
+
+def _hex(rng: random.Random) -> str:
+    return f"{rng.getrandbits(32):08x}"
+
+
+_KINDS = (_sentence, _sentence, _sentence, _sentence, _record, _list, _mapping, _table, _assignments)
