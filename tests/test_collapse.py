@@ -24,7 +24,7 @@ from hubkv_trt.runtime.llm import LLM
 Make = Callable[..., Path]
 CONFIG = HardKVConfig(query_window=16, recent=32, interval=32, layer_budget=None, upper_budget=None, min_rows=0)
 PROMPT = [int(x) for x in np.random.default_rng(0).integers(3, 259, 200)]
-MASSES = (0.8, 0.9, 0.95)
+MASSES = (0.8, 0.9, 0.99)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_calibration_keeps_the_order_and_gives_n_the_mass(state: Decoding, impor
         ranked = values[order].double()
         assert bool((ranked.diff() <= 0).all())
         held = float(ranked[: int(wanted[number])].sum())
-        reached = p - 1e-6 <= held <= p + 0.01 + 1e-6
+        reached = p - 1e-6 <= held <= p + min(0.01, (1 - p) / 10) + 1e-6
         assert reached or counts[number] == wanted[number] or temperatures[number] == 2.0**-10
 
 
