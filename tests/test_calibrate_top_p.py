@@ -112,8 +112,7 @@ def test_top_p_of_raw_logits(p: float) -> None:
         np.testing.assert_allclose(given_part, np.exp(part), atol=1e-6)
 
 
-@pytest.mark.parametrize("p", [0.5, 0.9, 0.99, 0.999])
-@pytest.mark.parametrize("spread", [1.0, 3.0, 8.0])
+@pytest.mark.parametrize(("spread", "p"), [(1.0, 0.9), (3.0, 0.9), (8.0, 0.9), (3.0, 0.99)])
 def test_calibration_undoes_the_collapse(spread: float, p: float) -> None:
     """Logits that are flattened, sharpened or shifted, and in the same order: uncalibrated top-p keeps another number
     of them; calibrated as many, a hundredth of the mass aside, or a tenth of what p drops where that is less.
