@@ -17,6 +17,7 @@ namespace hubkv
 
 constexpr double kWEIGHT_ONE = 2147483648.0; // 2^31: the weight of the largest value
 constexpr double kMASS_TOLERANCE = 0.01;
+constexpr double kDROPPED_TOLERANCE = 0.1;
 constexpr float kLEAST_TEMPERATURE = 0.0009765625F; // 2^-10
 constexpr float kMOST_TEMPERATURE = 1024.F;
 constexpr int32_t kBISECTIONS = 40;
@@ -84,6 +85,14 @@ HUBKV_HOST_DEVICE HUBKV_INLINE int64_t targetMass(double p, int64_t total)
     return target < total ? target : total;
 }
 
+//! How far beyond it they may go: at p = 0.99 a hundredth would be all that is left, and any temperature low enough accepted.
+HUBKV_HOST_DEVICE HUBKV_INLINE int64_t massTolerance(double p, int64_t total)
+{
+    double const ofDropped = kDROPPED_TOLERANCE * (1.0 - p);
+    double const share = ofDropped < kMASS_TOLERANCE ? ofDropped : kMASS_TOLERANCE;
+    return static_cast<int64_t>(share * static_cast<double>(total));
+}
+
 //! The next temperature between two.
 HUBKV_HOST_DEVICE HUBKV_INLINE float betweenTemperatures(float low, float high)
 {
@@ -109,7 +118,7 @@ struct TemperatureSearch
     {
         int64_t const target = targetMass(p, total);
         bool const enough = mass >= target;
-        int64_t const most = target + static_cast<int64_t>(kMASS_TOLERANCE * static_cast<double>(total));
+        int64_t const most = target + massTolerance(p, total);
         if (enough && (last < 0 || mass - last < target || mass <= most))
         {
             return true;

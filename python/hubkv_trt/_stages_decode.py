@@ -186,10 +186,10 @@ def calibrate_top_p(
 
     Selection collapse: the same p keeps wildly different numbers of candidates of ``raw`` and of ``transformed``. So,
     per head: n* = size of the top-p set of softmax(raw); the temperature tau at which the n* first of
-    softmax(transformed / tau) hold mass p (accepted in [p, p + 0.01], or where top-p at tau keeps n*: with
-    transformed = raw tau is 1); then n_h = size of the top-p set of softmax(transformed / tau). Protected candidates
-    come first and count with their mass. The order within a head never changes: its n_h first are kept, which
-    :func:`select_ragged` picks by ``transformed``. Sums are of integer weights: the same bits on every device.
+    softmax(transformed / tau) hold mass p (accepted in [p, p + min(0.01, (1 - p) / 10)], or where top-p at tau keeps
+    n*: with transformed = raw tau is 1); then n_h = size of the top-p set of softmax(transformed / tau). Protected
+    candidates come first and count with their mass. The order within a head never changes: its n_h first are kept,
+    which :func:`select_ragged` picks by ``transformed``. Sums are of integer weights: the same bits on every device.
 
     Budgets (the summary of the paper that this follows has a layer budget of 1024 and an upper budget of 2048, but no
     rule; the rule is ours): ``max_rows`` cuts a head. Where a layer's heads together exceed ``layer_rows``, one

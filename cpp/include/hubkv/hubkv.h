@@ -337,7 +337,7 @@ HUBKV_API hubkv_status hubkv_score_window(hubkv_device device, void* stream, hub
  *   n*  = top(raw, 1)
  *   tau = the temperature at which the n* first by `transformed` hold mass p: 1 if accepted, else bisected geometrically
  *         between 2^-10 and 2^10, at most 40 times. Accepted is a tau where top(transformed, tau) = n*, or where the mass is
- *         in [p, p + 0.01]. Where none is, the largest tau tried whose mass is >= p, or 2^-10.
+ *         in [p, p + min(0.01, (1 - p) / 10)]. Where none is, the largest tau tried whose mass is >= p, or 2^-10.
  *   n_h = top(transformed, tau), no less than minRows, no more than maxRows (0: no bound), never less than the protected
  * p = 1 keeps all: tau = 1, n_h = n before maxRows.
  *   calibrated_i = weight_i(transformed, tau) / sum of all weights, a float64 quotient rounded once

@@ -68,6 +68,17 @@ def ratio(text: str) -> float:
     return value
 
 
+def mass_list(text: str) -> list[float]:
+    """``0.8,0.9``: shares of the attention mass in (0, 1]."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or not all(0 < value <= 1 for value in values):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers in (0, 1], such as 0.8,0.9")
+    return values
+
+
 def hard_kv(text: str) -> HardKVConfig:
     """``p=0.9,layer_budget=512``: parameters of the compression while decoding; ``default``: the paper's."""
     data: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .candidates import ranking
 
 ONE = 2.0**31
-TOLERANCE = 0.01
+TOLERANCE, DROPPED_TOLERANCE = 0.01, 0.1
 TEMPERATURES = (np.float32(2.0**-10), np.float32(2.0**10))
 BISECTIONS = 40
 LN2_HIGH, LN2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10
@@ -80,7 +80,7 @@ def calibrated_temperature(
     for _ in range(BISECTIONS + 1):
         weight = weights(transformed, now)
         total, mass = int(weight.sum()), int(weight[order[:first]].sum())
-        most = target(p, total) + int(TOLERANCE * float(total))
+        most = target(p, total) + int(min(TOLERANCE, DROPPED_TOLERANCE * (1 - p)) * float(total))
         if mass >= target(p, total) and (mass <= most or top(weight[order], p, fixed) == first):
             return now
         low, high = (now, high) if mass >= target(p, total) else (low, now)
