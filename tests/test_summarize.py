@@ -27,9 +27,10 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def masked(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kept: torch.Tensor,
-           rows: SummaryRows | None = None) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Attention over kept tokens and summary rows, in float64."""
-    bias = torch.where(kept, 0.0, -math.inf).double()
+           rows: SummaryRows | None = None,
+           own: torch.Tensor | float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Attention over kept tokens, which have their own bias, and summary rows, in float64."""
+    bias = torch.where(kept, own, -math.inf).double()
     if rows is not None:
         keys, values = torch.cat((keys, rows.keys), 1), torch.cat((values, rows.values), 1)
         bias = torch.cat((bias, rows.bias.double()), 1)
@@ -60,16 +61,51 @@ def test_few_evicted_tokens_are_reproduced_exactly(method: Evicted, evicted: int
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
 
 
+def test_few_evicted_rows_keep_their_own_biases() -> None:
+    """They may stand for several tokens themselves, or for less than one; rows that are nothing do not count."""
+    queries, keys, values, kept = case()
+    kept[:] = True
+    kept[:, 7:10] = False
+    own = 2 * random(*kept.shape, seed=3)
+    own[:, 20:] = EMPTY
+    rows = summarize_evicted(queries, keys, values, kept, 4, D**-0.5, bias=own)
+    assert torch.equal(rows.bias.sort(1).values[:, 1:], own[:, 7:10].sort(1).values)
+    later = 3 * random(4, 50, D, seed=50)
+    full = masked(later, keys, values, torch.ones_like(kept), own=own)
+    for a, b in zip(masked(later, keys, values, kept, rows, own), full, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("keep", [0.1, 0.8])
+def test_a_row_of_bias_log_2_counts_as_two(keep: float) -> None:
+    queries, keys, values, kept = case(tokens=80, keep=keep)
+    own = torch.full(kept.shape, math.log(2))
+    once = summarize_evicted(queries, keys, values, kept, 3, D**-0.5, bias=own)
+    twice = summarize_evicted(queries, *(x.repeat_interleave(2, 1) for x in (keys, values, kept)), 3, D**-0.5)
+    for name in ("keys", "values", "bias"):
+        torch.testing.assert_close(getattr(once, name), getattr(twice, name), atol=1e-3, rtol=1e-3)
+    assert torch.equal(once.tokens, twice.tokens // 2)
+    _, total = masked(queries, keys, values, torch.ones_like(kept), own=own)
+    _, found = masked(queries, keys, values, kept, once, own)
+    assert float(((found - total).exp() - 1).square().mean().sqrt()) < 0.35
+    assert float(((found - total).exp() - 1).mean().abs()) < 0.1
+
+
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 30), st.floats(0, 0.9), st.sampled_from([1.0, 0.5]))
+@given(
+    st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 30), st.floats(0, 0.9), st.sampled_from([1.0, 0.5]),
+    st.sampled_from([0.0, 3.0, 100.0]),
+)  # fmt: skip
 def test_references_are_never_answered_worse_than_by_dropping(
-    seed: int, count: int, size: int, keep: float, mass: float
+    seed: int, count: int, size: int, keep: float, mass: float, spread: float
 ) -> None:
     queries, keys, values, kept = case(2, size, 40, keep, seed)
-    rows = summarize_evicted(queries, keys, values, kept, count, D**-0.5, mass=mass)
-    full, _ = masked(queries, keys, values, torch.ones_like(kept))
+    own = spread * random(*kept.shape, seed=seed + 5)
+    rows = summarize_evicted(queries, keys, values, kept, count, D**-0.5, mass=mass, bias=own if spread else None)
+    assert all(bool(x.isfinite().all()) for x in (rows.keys, rows.values, rows.bias))
+    full, _ = masked(queries, keys, values, torch.ones_like(kept), own=own)
     dropped, found = (
-        (masked(queries, keys, values, kept, each)[0] - full).square().sum((1, 2)) for each in (None, rows)
+        (masked(queries, keys, values, kept, each, own)[0] - full).square().sum((1, 2)) for each in (None, rows)
     )
     assert bool((found <= dropped * (1 + 1e-3) + 1e-6).all())
     assert rows.keys.shape == (2, count, D)
