@@ -134,7 +134,7 @@ def test_each_compression_is_nearer_to_all_rows_than_dropping(llm: LLM, monkeypa
             stands_for_several += number > 0 and bool((before.bias[~chosen] > 0).any())
     assert np.mean(errors) < 0.5
     assert np.abs(masses).mean() < 0.4 * np.abs(lost).mean()
-    assert abs(np.mean(masses)) < 0.1 * abs(np.mean(lost))
+    assert abs(np.mean(masses)) < 0.2 * abs(np.mean(lost))
     assert stands_for_several > 0
 
 

@@ -11,22 +11,25 @@ VALUE_WEIGHT = 0.5
 """How far apart two tokens are by their values, against by their keys (each in units of its head's RMS)."""
 
 
-def cluster(keys: Tensor, values: Tensor, weights: Tensor, count: int) -> Tensor:
+def points_of(keys: Tensor, values: Tensor) -> Tensor:
+    """Where the tokens of H heads lie, [H, T, 2D], of keys and values [H, T, D]."""
+    return torch.cat((_scaled(keys), VALUE_WEIGHT * _scaled(values)), -1)
+
+
+def cluster(points: Tensor, weights: Tensor, count: int) -> Tensor:
     """Assigns every token to one of m clusters.
 
     Starts farthest-first (the heaviest token, then again and again the one of the largest weight times squared distance
     to those chosen), then a few rounds of Lloyd's algorithm. Equal values: the lower index.
 
     Args:
-        keys: float32 [H, T, D].
-        values: float32 [H, T, D].
+        points: float32 [H, T, 2D], of ``points_of``.
         weights: float32 [H, T], >= 0; tokens of weight 0 shape no cluster.
         count: m, >= 1.
 
     Returns:
         float32 [H, T, m]: the token's weight at its cluster, 0 elsewhere.
     """
-    points = torch.cat((_scaled(keys), VALUE_WEIGHT * _scaled(values)), -1)
     squares = points.square().sum(-1, keepdim=True)
     centers = _take(points, weights.argmax(1))
     nearest = _distance(points, squares, centers)[..., 0]
