@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hubkv_trt.config import Evicted, RopeConfig
 from hubkv_trt.models.rope import rope_frequencies
-from hubkv_trt.summarize.clusters import cluster, mean, points_of
+from hubkv_trt.summarize.clusters import cluster, mean, rms
 from hubkv_trt.summarize.fit import SummaryRows, summarize_evicted
 from hubkv_trt.summarize.heads import EMPTY, attend
 from hubkv_trt.summarize.nonnegative import nonnegative_least_squares
@@ -209,7 +209,8 @@ def test_clusters() -> None:
     keys = (centers.repeat_interleave(5, 1) + random(1, 15, D)).contiguous()
     weights = torch.rand(1, 15, generator=torch.Generator().manual_seed(3)) + 0.1
     weights[0, 4] = 0
-    members = cluster(points_of(keys, torch.zeros_like(keys)), weights, 3)
+    values = torch.zeros_like(keys)
+    members = cluster(keys, values, weights, 3, (rms(keys), rms(values)))
     groups = (members > 0).float().view(3, 5, 3).sum(1)
     assert sorted(groups.max(1).values.tolist()) == [4, 5, 5] and int((groups > 0).sum()) == 3
     first = members[0, :5].argmax(1)[0]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..config import Evicted
-from .clusters import cluster, mean, points_of
+from .clusters import cluster, mean, rms
 from .heads import EMPTY, logits, take
 from .nonnegative import nonnegative_least_squares
 
@@ -98,26 +98,26 @@ def summarize_evicted(
             bias ``EMPTY`` are nothing, and have to be called kept. None: 0.
     """
     softmax = _Softmax(queries, keys, values, kept, scale, bias)
-    points, most = points_of(keys, values), int((~kept).sum(1).max())
+    units, most = (rms(keys), rms(values)), int((~kept).sum(1).max())
     if 2 * most > kept.shape[1]:
-        return _summarize(softmax, points, keys, values, kept, count, method, mass, bias)
+        return _summarize(softmax, keys, values, kept, count, method, mass, bias, units)
     gone = kept.to(torch.int8).argsort(dim=1, stable=True)[:, : max(1, most)]  # few are: nothing else is looked at
     softmax.gone = softmax.gone.gather(2, gone.unsqueeze(1).expand(-1, queries.shape[1], -1))
     own = None if bias is None else bias.gather(1, gone)
-    rows = (take(x, gone) for x in (points, keys, values))
-    found = _summarize(softmax, *rows, kept.gather(1, gone), count, method, mass, own)
+    keys, values, kept = take(keys, gone), take(values, gone), kept.gather(1, gone)
+    found = _summarize(softmax, keys, values, kept, count, method, mass, own, units)
     return SummaryRows(found.keys, found.values, found.bias, gone.gather(1, found.tokens))
 
 
 def _summarize(
-    softmax: _Softmax, points: Tensor, keys: Tensor, values: Tensor, kept: Tensor, count: int, method: Evicted,
-    mass: float, own: Tensor | None,
+    softmax: _Softmax, keys: Tensor, values: Tensor, kept: Tensor, count: int, method: Evicted, mass: float,
+    own: Tensor | None, units: tuple[Tensor, Tensor],
 ) -> SummaryRows:  # fmt: skip
-    """Of tokens among which are all that are evicted, at ``points_of``; ``own`` is their bias, all else as above."""
+    """Of tokens among which are all that are evicted; ``own`` is their bias, ``units`` are those of all tokens."""
     # A token that no reference sees still counts, after all that one sees.
     weights = softmax.gone.mean(1).clamp_min(1e-12).masked_fill(kept, 0)
     exact = _heaviest(keys, values, weights, count, own)
-    members = cluster(points, weights, count)
+    members = cluster(keys, values, weights, count, units)
     row_keys, row_values = mean(keys, members), mean(values, members)
     shares = softmax.shares(row_keys)
     if method is Evicted.MERGE:

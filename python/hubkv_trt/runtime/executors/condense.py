@@ -46,20 +46,20 @@ def condense(model: ModelConfig, cache: Cache, sequence: Sequence, moved: int, t
     k_rows, v_rows, new_positions = target.k_rows[:size], target.v_rows[:size], target.positions[:size]
     bias = None if target.row_bias is None else target.row_bias[:size]
     tables = (cache.arena, segments, pages, num_rows, moved, sequence.tail_start, model.num_layers, *place)
-    new = (k_rows, v_rows, new_positions, bias)
+    new = (k_rows, v_rows, new_positions)
     if condensed and config.condense is Evicted.SUMMARIZE:
         holes = indices.new_full((size,), -1)  # none of its head's candidates: a row that stands for nothing
         holes[torch.arange(kept) + condensed * torch.repeat_interleave(head_offsets.diff())] = indices
-        stages.rewrite_into(positions, holes, new_offsets, *tables, *new)
+        stages.rewrite_into(positions, holes, new_offsets, *tables, *new, bias)
         moving = cache.tail_rows(tail, moved)
         summarize_into(queries, (positions, offsets), (indices, head_offsets), segment, moving, condensed, target)
     elif condensed:
         assert bias is not None
-        stages.merge_into(raw, positions, indices, head_offsets, *tables, condensed, *new)
+        stages.merge_into(raw, positions, indices, head_offsets, *tables, condensed, *new, bias)
         # A row without members has position 0, as a sink: it must not be kept for that.
         new_positions.masked_fill_(bias == -torch.inf, INT32_MAX)
     else:
-        stages.rewrite_into(positions, indices, head_offsets, *tables, *new)
+        stages.rewrite_into(positions, indices, head_offsets, *tables, *new, bias)
     target.head_offsets.copy_(new_offsets)
     target.work = None
     return (counts.numpy().astype(np.int64) + condensed).reshape(model.num_layers, model.num_kv_heads)
