@@ -71,7 +71,9 @@ def run(args: argparse.Namespace) -> None:
     info, engine = common.machine(), load_engine(args.engine, verify=False)
     print(common.machine_line(info))
     print(f"{args.batch} x {args.tokens} tokens, budget {args.budget} rows a head, every {args.interval} steps\n")
-    asked = settings(args.budget, args.interval, 32 if args.interval >= 32 else args.interval)
+    model = engine.config.model
+    row_bytes = model.kv_bytes_per_token(engine.config.dtype) // model.num_rows_per_token + 4
+    asked = settings(args.budget, args.interval, min(32, args.interval), row_bytes)
     weights = sum(w.numel() * w.element_size() for w in engine.weights.values())
     speed: dict[str, Any] = {}
     nll: dict[str, Any] = {}

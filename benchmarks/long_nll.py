@@ -51,6 +51,8 @@ def forced(
             found.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none").double())
             sequence.output_ids[:] = text[: end + 1]
             llm._condense([sequence])
+            if sequence.error is not None:
+                raise sequence.error
             start = end
     finally:
         scheduler.finish(sequence, "aborted")

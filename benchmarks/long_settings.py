@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to compress a cache while it decodes, all as values of ``HardKVConfig``, at one mean budget of rows."""
+"""Ways to compress a cache while it decodes, all as values of ``HardKVConfig``, at one mean budget of bytes."""
 
 from __future__ import annotations
 
-from hubkv_trt.config import HardKVConfig, Importance
+from hubkv_trt.config import Evicted, HardKVConfig, Importance
+
+CONDENSED_ROWS = 4
+BIAS_BYTES = 4
 
 
-def settings(budget: int, interval: int, window: int) -> dict[str, HardKVConfig | None]:
+def settings(budget: int, interval: int, window: int, row_bytes: int = 516) -> dict[str, HardKVConfig | None]:
     """By name.
 
     Args:
         budget: b, rows that a layer keeps as a mean over its heads, beside the tail.
         interval: decode steps between two compressions.
         window: queries that judge.
+        row_bytes: of a row without a bias, its position included. Condensed rows, and the bias that every row then
+            has, are paid for with kept rows.
     """
     base = HardKVConfig(interval=interval, query_window=window, recent=max(64, window), layer_budget=budget,
                         upper_budget=2 * budget)  # fmt: skip
+    beside = base.replace(fill=True, condensed_rows=CONDENSED_ROWS,
+                          layer_budget=budget * row_bytes // (row_bytes + BIAS_BYTES) - CONDENSED_ROWS)  # fmt: skip
     static = base.replace(p=1.0, upper_budget=budget)
     return {
         "dense": None,
@@ -23,7 +30,8 @@ def settings(budget: int, interval: int, window: int) -> dict[str, HardKVConfig 
         "top-p": base.replace(layer_budget=None, upper_budget=None),
         "HARD-KV": base,  # p and the budget as bounds
         "HARD-KV fixed": base.replace(fill=True),  # the whole budget, heads share it by need
-        "HARD-KV merged": base.replace(fill=True, condensed_rows=4, layer_budget=budget - 4),
+        "HARD-KV merged": beside,
+        "HARD-KV summarized": beside.replace(condense=Evicted.SUMMARIZE),
         "HARD-KV refined": base.replace(fill=True, refine=True),
         "SnapKV": static.replace(importance=Importance.SNAPKV),
         "R-KV": static.replace(importance=Importance.RKV),

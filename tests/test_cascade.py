@@ -17,7 +17,9 @@ import torch
 from hubkv_trt import reference
 from hubkv_trt.config import HardKVConfig, HubKVConfig
 from hubkv_trt.runtime.executors.condense import refined
-from hubkv_trt.runtime.llm import LLM, SamplingParams
+from hubkv_trt.runtime.llm import LLM, RequestError, SamplingParams
+from hubkv_trt.runtime.segment import Segment
+from hubkv_trt.runtime.sequence import Sequence
 
 EVERYTHING = HardKVConfig(p=1.0, query_window=8, interval=16, recent=16, layer_budget=None, upper_budget=None)
 SOME = EVERYTHING.replace(p=0.8, layer_budget=64, upper_budget=96)
@@ -115,6 +117,41 @@ def test_a_short_request_reserves_nothing_more(llms: dict[Any, LLM]) -> None:
     (output,) = llms[SOME].generate(ids(50), SamplingParams(max_tokens=20, ignore_eos=True))
     assert output.stats.condensations == 0
     assert output.stats.condensed_rows is None
+
+
+def fail_at(llm: LLM, prompt: list[int], time: int, monkeypatch: pytest.MonkeyPatch) -> RuntimeError:
+    """The error of that prompt's compression number ``time``, raised when all rows have been written."""
+    error, condense = RuntimeError("a kernel failed"), llm._executor.condense  # type: ignore[attr-defined]
+
+    def failing(sequence: Sequence, moved: int, target: Segment) -> np.ndarray:
+        rows = condense(sequence, moved, target)
+        if sequence.token_ids.tolist() == prompt and sequence.stats.condensations == time - 1:
+            raise error
+        return rows
+
+    monkeypatch.setattr(llm._executor, "condense", failing)
+    return error
+
+
+@pytest.mark.parametrize("time", [1, 3])
+def test_a_compression_that_fails_ends_its_sequence_alone(
+    llms: dict[Any, LLM], time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before those that follow in the batch are compressed, in the same step and later ones."""
+    llm, prompts = llms[SOME], [ids(60), ids(90, 1), ids(30, 2)]
+    alone = [llm.generate(prompt, LONG, ratio=0.5)[0] for prompt in prompts]
+    error = fail_at(llm, prompts[1], time, monkeypatch)
+    with pytest.raises(RequestError, match=r"1 of 3 requests failed; prompts\[1\]: a kernel failed") as caught:
+        llm.generate(prompts, LONG, ratio=0.5)
+    failed = caught.value.outputs.pop(1)
+    del alone[1]
+    assert [o.token_ids for o in caught.value.outputs] == [o.token_ids for o in alone]
+    assert [o.stats.condensations for o in caught.value.outputs] == [o.stats.condensations for o in alone]
+    assert (failed.finish_reason, failed.error, failed.stats.condensations) == ("error", error, time - 1)
+    assert len(failed.token_ids) == 32 + 16 * (time - 1) + 1  # its last step gave a token, and filled the tail
+    with pytest.raises(RuntimeError, match="a kernel failed"):
+        llm.generate(prompts[1], LONG, ratio=0.5)
+    assert llm.generate(prompts[0], LONG, ratio=0.5)[0].token_ids == alone[0].token_ids
 
 
 # ---- HubKV's refinement ----------------------------------------------------------------------------------------------

@@ -7,10 +7,13 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hubkv_trt.config import HardKVConfig
 from hubkv_trt.runtime.llm import LLM, SamplingParams
+from hubkv_trt.runtime.segment import Segment
+from hubkv_trt.runtime.sequence import Sequence
 from hubkv_trt.runtime.service import Service
 from hubkv_trt.runtime.ticket import ServiceRequest
 from paced_engine import ids, until
@@ -41,6 +44,31 @@ def test_requests_together(llm: LLM) -> None:
     assert [o.stats.condensations for o in together] == [o.stats.condensations for o in alone]
     assert metrics.compressions == sum(o.stats.condensations for o in alone) > 0
     assert metrics.compression_seconds == pytest.approx(sum(o.stats.seconds.get("condense", 0) for o in together))
+    assert llm.cache.reserved_bytes == idle
+    llm.cache.audit()
+
+
+def test_a_compression_that_fails_ends_its_request_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [(ids(60), LONG), (ids(90, 1), LONG), (ids(30, 2), LONG)]
+    alone = [llm.generate(prompt, params)[0] for prompt, params in asked]
+    idle, condense = llm.cache.reserved_bytes, llm._executor.condense  # type: ignore[attr-defined]
+
+    def failing(sequence: Sequence, moved: int, target: Segment) -> np.ndarray:
+        rows = condense(sequence, moved, target)
+        if len(sequence.token_ids) == 90 and sequence.stats.condensations == 1:
+            raise RuntimeError("a kernel failed")
+        return rows
+
+    monkeypatch.setattr(llm._executor, "condense", failing)
+    with Service(llm) as service:
+        tickets = [service.submit(ServiceRequest(prompt, params)) for prompt, params in asked]
+        with pytest.raises(RuntimeError, match="a kernel failed"):
+            tickets[1].result(60)
+        together = [tickets[i].result(60) for i in (0, 2)]
+        metrics = service.metrics()
+    assert [o.token_ids for o in together] == [alone[i].token_ids for i in (0, 2)]
+    assert (metrics.finished["error"], metrics.running) == (1, 0)
+    assert metrics.compressions == 1 + sum(o.stats.condensations for o in together)
     assert llm.cache.reserved_bytes == idle
     llm.cache.audit()
 

@@ -42,6 +42,18 @@ def test_forced_is_decoding(tiny_engine: Callable[..., Path], long_nll: object, 
     llm.cache.audit()
 
 
+@pytest.mark.parametrize("name", ["HARD-KV merged", "HARD-KV summarized"])
+def test_condensed_rows_and_biases_are_paid_for(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from long_settings import settings
+
+    for budget, row_bytes in ((48, 516), (512, 260), (1024, 1028)):
+        config = settings(budget, 128, 32, row_bytes)[name]
+        assert config is not None and config.condensed_rows > 0
+        rows = config.layer_budget + config.condensed_rows
+        assert rows * (row_bytes + 4) <= budget * row_bytes < (rows + 1) * (row_bytes + 4)
+
+
 def test_intervals_are_paired(long_nll: object) -> None:
     noise = np.random.default_rng(1).normal(0, 3, 4000)
     found = long_nll.compare(noise + 0.1, noise, 16)  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hubkv_trt.config import Evicted, RopeConfig
 from hubkv_trt.models.rope import rope_frequencies
-from hubkv_trt.summarize.clusters import cluster, mean
+from hubkv_trt.summarize.clusters import cluster, mean, rms
 from hubkv_trt.summarize.fit import SummaryRows, summarize_evicted
 from hubkv_trt.summarize.heads import EMPTY, attend
 from hubkv_trt.summarize.nonnegative import nonnegative_least_squares
@@ -27,9 +27,10 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def masked(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kept: torch.Tensor,
-           rows: SummaryRows | None = None) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Attention over kept tokens and summary rows, in float64."""
-    bias = torch.where(kept, 0.0, -math.inf).double()
+           rows: SummaryRows | None = None,
+           own: torch.Tensor | float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Attention over kept tokens, which have their own bias, and summary rows, in float64."""
+    bias = torch.where(kept, own, -math.inf).double()
     if rows is not None:
         keys, values = torch.cat((keys, rows.keys), 1), torch.cat((values, rows.values), 1)
         bias = torch.cat((bias, rows.bias.double()), 1)
@@ -60,16 +61,61 @@ def test_few_evicted_tokens_are_reproduced_exactly(method: Evicted, evicted: int
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
 
 
+def test_few_evicted_rows_keep_their_own_biases() -> None:
+    """They may stand for several tokens themselves, or for less than one; rows that are nothing do not count."""
+    queries, keys, values, kept = case()
+    kept[:] = True
+    kept[:, 7:10] = False
+    own = 2 * random(*kept.shape, seed=3)
+    own[:, 20:] = EMPTY
+    rows = summarize_evicted(queries, keys, values, kept, 4, D**-0.5, bias=own)
+    assert torch.equal(rows.bias.sort(1).values[:, 1:], own[:, 7:10].sort(1).values)
+    later = 3 * random(4, 50, D, seed=50)
+    full = masked(later, keys, values, torch.ones_like(kept), own=own)
+    for a, b in zip(masked(later, keys, values, kept, rows, own), full, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("method", "keep"), [(Evicted.MERGE, 0.1), (Evicted.MERGE, 0.8), (Evicted.SUMMARIZE, 0.1)])
+def test_a_row_of_bias_log_2_counts_as_two(method: Evicted, keep: float) -> None:
+    queries, keys, values, kept = case(tokens=80, keep=keep)
+    own = torch.full(kept.shape, math.log(2))
+    once = summarize_evicted(queries, keys, values, kept, 3, D**-0.5, method, bias=own)
+    twice = summarize_evicted(queries, *(x.repeat_interleave(2, 1) for x in (keys, values, kept)), 3, D**-0.5, method)
+    for name in ("keys", "bias"):
+        torch.testing.assert_close(getattr(once, name), getattr(twice, name), atol=1e-3, rtol=1e-3)
+    assert torch.equal(once.tokens, twice.tokens // 2)
+    full, _ = masked(queries, keys, values, torch.ones_like(kept), own=own)
+    errors = [(masked(queries, keys, values, kept, rows, own)[0] - full).square().sum((1, 2)) for rows in (once, twice)]
+    torch.testing.assert_close(*errors, atol=1e-6, rtol=1e-2)
+
+
+def test_heads_do_not_depend_on_each_other() -> None:
+    """One head loses nearly all, the other two tokens in ten; each gets what it gets alone."""
+    arguments = case(heads=2, tokens=80, keep=0.8)
+    arguments[3][0] = torch.arange(80) < 4
+    both = summarize_evicted(*arguments, 3, D**-0.5)
+    for head in range(2):
+        alone = summarize_evicted(*(x[head : head + 1] for x in arguments), 3, D**-0.5)
+        for name in ("keys", "bias", "tokens"):
+            torch.testing.assert_close(getattr(alone, name)[0], getattr(both, name)[head], atol=1e-4, rtol=1e-4)
+
+
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 30), st.floats(0, 0.9), st.sampled_from([1.0, 0.5]))
+@given(
+    st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 30), st.floats(0, 0.9), st.sampled_from([1.0, 0.5]),
+    st.sampled_from([0.0, 3.0, 100.0]),
+)  # fmt: skip
 def test_references_are_never_answered_worse_than_by_dropping(
-    seed: int, count: int, size: int, keep: float, mass: float
+    seed: int, count: int, size: int, keep: float, mass: float, spread: float
 ) -> None:
     queries, keys, values, kept = case(2, size, 40, keep, seed)
-    rows = summarize_evicted(queries, keys, values, kept, count, D**-0.5, mass=mass)
-    full, _ = masked(queries, keys, values, torch.ones_like(kept))
+    own = spread * random(*kept.shape, seed=seed + 5)
+    rows = summarize_evicted(queries, keys, values, kept, count, D**-0.5, mass=mass, bias=own if spread else None)
+    assert all(bool(x.isfinite().all()) for x in (rows.keys, rows.values, rows.bias))
+    full, _ = masked(queries, keys, values, torch.ones_like(kept), own=own)
     dropped, found = (
-        (masked(queries, keys, values, kept, each)[0] - full).square().sum((1, 2)) for each in (None, rows)
+        (masked(queries, keys, values, kept, each, own)[0] - full).square().sum((1, 2)) for each in (None, rows)
     )
     assert bool((found <= dropped * (1 + 1e-3) + 1e-6).all())
     assert rows.keys.shape == (2, count, D)
@@ -163,7 +209,8 @@ def test_clusters() -> None:
     keys = (centers.repeat_interleave(5, 1) + random(1, 15, D)).contiguous()
     weights = torch.rand(1, 15, generator=torch.Generator().manual_seed(3)) + 0.1
     weights[0, 4] = 0
-    members = cluster(keys, torch.zeros_like(keys), weights, 3)
+    values = torch.zeros_like(keys)
+    members = cluster(keys, values, weights, 3, (rms(keys), rms(values)))
     groups = (members > 0).float().view(3, 5, 3).sum(1)
     assert sorted(groups.max(1).values.tolist()) == [4, 5, 5] and int((groups > 0).sum()) == 3
     first = members[0, :5].argmax(1)[0]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .base import INT32_MAX, Config, require
+from .hubkv import MOST_CENTROIDS, Evicted
 from .model import ModelConfig
 
 
@@ -40,8 +41,10 @@ class HardKVConfig(Config):
         refine: HubKV's refinement (``HubKVConfig()``) follows the importance: local hubs stay, their neighbours are
             discounted, the more the larger the fraction of rows is that the compression drops.
         min_rows: that a head keeps at least.
-        condensed_rows: m, rows of each head beside ``layer_budget`` that stand for what a compression evicts, with the
-            log-sum-exp of its attention; 0: that is dropped. Needs a ``layer_budget``.
+        condensed_rows: m, rows of each head beside ``layer_budget`` that stand for what a compression evicts; 0: that
+            is dropped. Needs a ``layer_budget``.
+        condense: how: ``merge``, groups of neighbours with the log-sum-exp of their attention; ``summarize``, at most 8
+            rows fitted to what the last queries read of the evicted (``summarize.fit``).
         fill: layers keep all of ``layer_budget``, whatever ``p`` would keep: a fixed budget, spread over heads by need.
         calibrate: brings each head's distribution to the sharpness of its plain attention before ``p`` cuts it.
     """
@@ -59,6 +62,7 @@ class HardKVConfig(Config):
     refine: bool = False
     min_rows: int = 8
     condensed_rows: int = 0
+    condense: Evicted = Evicted.MERGE
     fill: bool = False
     calibrate: bool = True
 
@@ -88,6 +92,10 @@ class HardKVConfig(Config):
         require(type(rows) is int and 0 <= rows <= 256, "condensed_rows", rows, "an integer in 0..256")
         ok = rows == 0 or self.layer_budget is not None
         require(ok, "condensed_rows", rows, "possible without a layer_budget")
+        ok = self.condense in (Evicted.MERGE, Evicted.SUMMARIZE)
+        require(ok, "condense", self.condense, "merge or summarize; condensed_rows = 0 drops what is evicted")
+        fits = rows <= MOST_CENTROIDS or self.condense is Evicted.MERGE
+        require(fits, "condensed_rows", rows, f"at most {MOST_CENTROIDS}, for condense = summarize")
         require(not self.fill or self.layer_budget is not None, "fill", self.fill, "possible without a layer_budget")
 
     @property

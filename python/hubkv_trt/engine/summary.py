@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..config import EngineConfig, HubKVConfig, budget
+from ..config import EngineConfig, Evicted, HubKVConfig, budget
 from .directory import ENGINE_FILE
 
 GIB = 1 << 30
@@ -83,12 +83,13 @@ def summarize(
             f"nms {hub.nms_kernel}, penalty {hub.penalty_factor:g}, temperature {hub.head_weight_temperature:g}, "
             f"head weight {hub.min_head_weight:g}..{hub.max_head_weight:g}, gate power {hub.gate_power:g}"
         )
+        summarized = hub.evicted is not Evicted.DROP
         gain = figures["dense_bytes_per_token"] / figures["kept_bytes_per_token"]
         rows += [
             ("HubKV", f"r = {hub.ratio:g}, {hub.scope.value} scope, {hub.preset}{_changes(hub)}"),
             ("", refine),
             ("scorer", hub.scorer.value + (f": {gate}" if gate else "")),
-            *([("evicted", f"{hub.evicted.value}, {hub.centroids} rows a head")] if config.has_row_bias else []),
+            *([("evicted", f"{hub.evicted.value}, {hub.centroids} rows a head")] if summarized else []),
             ("always kept", f"{figures['protected_tokens']:,} of {tokens:,} tokens (sinks and window)"),
             (
                 "KV bytes per token",
@@ -103,7 +104,8 @@ def summarize(
         budget_text = "no budget" if decode.layer_budget is None else f"{decode.layer_budget:,} rows a head and layer"
         rows.append(("while decoding", f"HARD-KV, p = {decode.p:g}, every {decode.interval} tokens, {budget_text}"))
         if decode.condensed_rows:
-            rows.append(("  evicted rows", f"merged into {decode.condensed_rows} a head"))
+            how = "merged into" if decode.condense is Evicted.MERGE else "summarized in"
+            rows.append(("  evicted rows", f"{how} {decode.condensed_rows} a head"))
     for name in (*sorted(config.files), ENGINE_FILE):
         if (path / name).is_file():
             rows.append((f"  {name}", _size((path / name).stat().st_size)))

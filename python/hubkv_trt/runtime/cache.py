@@ -247,6 +247,14 @@ class Cache:
         self._promised += len(pages)
         self._give_back(pages)
 
+    def tail_rows(self, tail: Tail, tokens: int) -> torch.Tensor:
+        """A copy of K and V of the first tokens of a tail, [2, L*Hkv, tokens, D]."""
+        model, size = self.ledger.model, self.ledger.page_tokens
+        shape = (self.num_pages, model.num_layers, 2, model.num_kv_heads, size, model.head_dim)
+        pages = self._arena.view(self.page_base, getattr(torch, self.ledger.dtype.value), *shape)
+        rows = pages[tail.pages[: self.ledger.pages(tokens)]]
+        return rows.permute(2, 1, 3, 0, 4, 5).flatten(3, 4).flatten(1, 2)[:, :, :tokens]
+
     def close_tail(self, tail: Tail) -> None:
         """Gives the tail's pages and reservation back."""
         self._tails.remove(tail)

@@ -187,12 +187,8 @@ class LLM:
             else:
                 self._postprocess(phase, sequences, logits, start)
                 self._condense(sequences)
-        except Exception as error:  # these requests fail, the others go on
-            traceback.clear_frames(error.__traceback__)  # the error must not keep a prompt's dense K/V
-            for sequence in sequences:
-                self._scheduler.finish(sequence, "error", error)
-            self._batch = None
-            trim_heap()
+        except Exception as error:
+            self._fail(sequences, error)
         except BaseException:  # an interrupt: lengths of the batch may be ahead of its tokens
             self._batch = None
             raise
@@ -259,7 +255,8 @@ class LLM:
             self._batch = None
 
     def _condense(self, sequences: list[Sequence]) -> None:
-        """Compresses the caches of those whose tails are full."""
+        """Compresses the caches of those whose tails are full. One that cannot be ends alone: what was written is in
+        staging, which the next compression writes over."""
         for sequence in sequences:
             cascade, tail = sequence.cascade, sequence.tail
             if cascade is None or tail is None or not cascade.due(sequence.tail_length):
@@ -268,13 +265,25 @@ class LLM:
             assert isinstance(self._executor, Condenser)
             start = time.perf_counter()
             moved = cascade.movable(sequence.tail_length)
-            rows = self._executor.condense(sequence, moved, self._staging)
+            try:
+                rows = self._executor.condense(sequence, moved, self._staging)
+            except Exception as error:
+                self._fail([sequence], error)
+                continue
             self._staging = cascade.replace_segment(sequence, self._staging, self.cache)
             self.cache.drop_pages(tail, self.cache.ledger.pages(moved))
             cascade.moved_tokens += moved
             sequence.stats.condensed(rows, time.perf_counter() - start)
             if self._batch is not None and sequence in self._batch.sequences:
                 self._batch.refresh(sequence)
+
+    def _fail(self, sequences: list[Sequence], error: Exception) -> None:
+        """These requests end with the error; the others go on in a new batch."""
+        traceback.clear_frames(error.__traceback__)  # the error must not keep a prompt's dense K/V
+        for sequence in sequences:
+            self._scheduler.finish(sequence, "error", error)
+        self._batch = None
+        trim_heap()
 
     def _run_all(self, sequences: list[Sequence]) -> None:
         """Steps until all have finished; whatever happens, none is left behind."""

@@ -11,7 +11,7 @@ VALUE_WEIGHT = 0.5
 """How far apart two tokens are by their values, against by their keys (each in units of its head's RMS)."""
 
 
-def cluster(keys: Tensor, values: Tensor, weights: Tensor, count: int) -> Tensor:
+def cluster(keys: Tensor, values: Tensor, weights: Tensor, count: int, units: tuple[Tensor, Tensor]) -> Tensor:
     """Assigns every token to one of m clusters.
 
     Starts farthest-first (the heaviest token, then again and again the one of the largest weight times squared distance
@@ -22,11 +22,12 @@ def cluster(keys: Tensor, values: Tensor, weights: Tensor, count: int) -> Tensor
         values: float32 [H, T, D].
         weights: float32 [H, T], >= 0; tokens of weight 0 shape no cluster.
         count: m, >= 1.
+        units: of keys and values (``rms``).
 
     Returns:
         float32 [H, T, m]: the token's weight at its cluster, 0 elsewhere.
     """
-    points = torch.cat((_scaled(keys), VALUE_WEIGHT * _scaled(values)), -1)
+    points = torch.cat((keys / units[0], VALUE_WEIGHT * (values / units[1])), -1)
     squares = points.square().sum(-1, keepdim=True)
     centers = _take(points, weights.argmax(1))
     nearest = _distance(points, squares, centers)[..., 0]
@@ -47,8 +48,10 @@ def mean(rows: Tensor, members: Tensor) -> Tensor:
     return members.transpose(1, 2) @ rows / total.clamp_min(torch.finfo(rows.dtype).tiny)
 
 
-def _scaled(rows: Tensor) -> Tensor:
-    return rows / rows.square().mean((1, 2), keepdim=True).sqrt().clamp_min(torch.finfo(rows.dtype).tiny)
+def rms(rows: Tensor) -> Tensor:
+    """Root mean square of each head of [H, T, D]: [H, 1, 1], greater than 0."""
+    size = max(1, rows[0].numel()) ** 0.5
+    return (torch.linalg.vector_norm(rows, dim=(1, 2), keepdim=True) / size).clamp_min(torch.finfo(rows.dtype).tiny)
 
 
 def _take(points: Tensor, index: Tensor) -> Tensor:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from ..config import Evicted
-from .clusters import cluster, mean
+from .clusters import cluster, mean, rms
 from .heads import EMPTY, logits, take
 from .nonnegative import nonnegative_least_squares
 
 VALUE_RIDGE = 1e-2
 """Of the values, towards the mean of their cluster; relative to the mean squared weight of a row."""
+_MOST_LOG_SHARE = 80.0  # float32 holds its exponential; beyond are only keys of tokens with biases far below 0
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,12 @@ class SummaryRows:
 class _Softmax:
     """The full softmax of the reference queries, and how it changes where evicted tokens give way to other rows."""
 
-    def __init__(self, queries: Tensor, keys: Tensor, values: Tensor, kept: Tensor, scale: float) -> None:
+    def __init__(
+        self, queries: Tensor, keys: Tensor, values: Tensor, kept: Tensor, scale: float, bias: Tensor | None
+    ) -> None:
         found = logits(queries, keys, scale)
+        if bias is not None:
+            found += bias.unsqueeze(1)
         self.queries, self.scale = queries, scale
         self.log_total = found.logsumexp(-1, keepdim=True)  # [H, R, 1]
         shares = found.sub_(self.log_total).exp_()
@@ -50,7 +55,7 @@ class _Softmax:
 
     def shares(self, keys: Tensor) -> Tensor:
         """exp(scale * q.k) of rows [H, m, D] in units of the full denominator: [H, R, m]."""
-        return (logits(self.queries, keys, self.scale) - self.log_total).exp_()
+        return (logits(self.queries, keys, self.scale) - self.log_total).clamp_max_(_MOST_LOG_SHARE).exp_()
 
     def denominator(self, shares: Tensor | None = None) -> Tensor:
         """Of the kept rows and of others with these shares, in units of the full one: [H, R, 1]."""
@@ -65,7 +70,7 @@ class _Softmax:
 
 def summarize_evicted(
     queries: Tensor, keys: Tensor, values: Tensor, kept: Tensor, count: int, scale: float,
-    method: Evicted = Evicted.SUMMARIZE, mass: float = 1.0,
+    method: Evicted = Evicted.SUMMARIZE, mass: float = 1.0, bias: Tensor | None = None,
 ) -> SummaryRows:  # fmt: skip
     """m rows for the tokens of each head that are not kept.
 
@@ -89,12 +94,30 @@ def summarize_evicted(
         method: ``MERGE`` or ``SUMMARIZE``.
         mass: share of the fitted masses that the rows are given, in (0, 1]. Below 1 attention to the kept tokens is
             sharper than that of the full cache. Tokens that stay as they are keep all of theirs.
+        bias: of the tokens' logits, float32 [H, T], finite: a token may be a row that stands for several. Tokens of
+            bias ``EMPTY`` are nothing, and have to be called kept. None: 0.
     """
-    softmax = _Softmax(queries, keys, values, kept, scale)
+    softmax = _Softmax(queries, keys, values, kept, scale, bias)
+    units, most = (rms(keys), rms(values)), int((~kept).sum(1).max())
+    if 2 * most > kept.shape[1]:
+        return _summarize(softmax, keys, values, kept, count, method, mass, bias, units)
+    gone = kept.to(torch.int8).argsort(dim=1, stable=True)[:, : max(1, most)]  # few are: nothing else is looked at
+    softmax.gone = softmax.gone.gather(2, gone.unsqueeze(1).expand(-1, queries.shape[1], -1))
+    own = None if bias is None else bias.gather(1, gone)
+    keys, values, kept = take(keys, gone), take(values, gone), kept.gather(1, gone)
+    found = _summarize(softmax, keys, values, kept, count, method, mass, own, units)
+    return SummaryRows(found.keys, found.values, found.bias, gone.gather(1, found.tokens))
+
+
+def _summarize(
+    softmax: _Softmax, keys: Tensor, values: Tensor, kept: Tensor, count: int, method: Evicted, mass: float,
+    own: Tensor | None, units: tuple[Tensor, Tensor],
+) -> SummaryRows:  # fmt: skip
+    """Of tokens among which are all that are evicted; ``own`` is their bias, ``units`` are those of all tokens."""
     # A token that no reference sees still counts, after all that one sees.
     weights = softmax.gone.mean(1).clamp_min(1e-12).masked_fill(kept, 0)
-    exact = _heaviest(keys, values, weights, count)
-    members = cluster(keys, values, weights, count)
+    exact = _heaviest(keys, values, weights, count, own)
+    members = cluster(keys, values, weights, count, units)
     row_keys, row_values = mean(keys, members), mean(values, members)
     shares = softmax.shares(row_keys)
     if method is Evicted.MERGE:
@@ -110,18 +133,18 @@ def summarize_evicted(
     if method is Evicted.MERGE:
         return _choose(few, exact, fitted)
     dropped, by_rows = softmax.error(), softmax.error(shares, row_values)
-    exact_shares = softmax.gone.gather(2, exact.tokens.unsqueeze(1).expand(-1, queries.shape[1], -1))
-    by_tokens = softmax.error(exact_shares * (exact.bias == 0).unsqueeze(1), exact.values)
+    exact_shares = softmax.gone.gather(2, exact.tokens.unsqueeze(1).expand(-1, shares.shape[1], -1))
+    by_tokens = softmax.error(exact_shares * (exact.bias > EMPTY).unsqueeze(1), exact.values)
     found = _choose(few | ~(by_rows <= by_tokens), exact, fitted)
     worse = ~few & ~(torch.fmin(by_rows, by_tokens) <= dropped)
     return SummaryRows(found.keys, found.values, found.bias.masked_fill(worse.unsqueeze(-1), EMPTY), found.tokens)
 
 
-def _heaviest(keys: Tensor, values: Tensor, weights: Tensor, count: int) -> SummaryRows:
+def _heaviest(keys: Tensor, values: Tensor, weights: Tensor, count: int, own: Tensor | None) -> SummaryRows:
     """The m evicted tokens of the largest weight, unchanged; rows that find none are empty."""
     size = min(count, weights.shape[1])
     top, tokens = weights.topk(size, 1)
-    bias = torch.where(top > 0, 0.0, EMPTY)
+    bias = torch.where(top > 0, 0.0 if own is None else own.gather(1, tokens), EMPTY)
     if size < count:
         spare = count - size
         tokens = torch.cat((tokens, tokens[:, :1].expand(-1, spare)), 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HARD-KV's compression of one sequence between two decode steps: score, calibrate and select, rewrite."""
+"""HARD-KV's compression of one sequence between two decode steps: score, calibrate and select, rewrite, condense."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import numpy as np
 import torch
 
 from ... import ops as stages
-from ...config import HardKVConfig, HubKVConfig, ModelConfig
+from ...config import Evicted, HardKVConfig, HubKVConfig, ModelConfig
 from ...config.base import INT32_MAX
 from ..cache import Cache, Segment
 from ..sequence import Sequence
+from .summaries import summarize_into
 
 _HUBKV = HubKVConfig()  # how ``HardKVConfig.refine`` refines
 
@@ -26,8 +27,9 @@ def condense(model: ModelConfig, cache: Cache, sequence: Sequence, moved: int, t
     segments = torch.tensor([segment.entry], dtype=torch.int64)
     pages = torch.tensor([tail.pages[: ledger.pages(moved)]], dtype=torch.int32)
     place = (ledger.page_tokens, cache.page_base)
+    queries = cascade.take_queries().contiguous()
     raw, scores, positions, offsets = stages.score_window(
-        cascade.take_queries().contiguous(), segment.positions[:num_rows], cache.arena, segments, pages, moved,
+        queries, segment.positions[:num_rows], cache.arena, segments, pages, moved,
         sequence.tail_start, model.num_kv_heads, *place, config.importance.value, config.pool_kernel,
         config.importance_share, config.sink_tokens, 0.0,
     )  # fmt: skip
@@ -38,24 +40,29 @@ def condense(model: ModelConfig, cache: Cache, sequence: Sequence, moved: int, t
         counts = _counts(config, model, raw, scores, positions, offsets)
     kept = int(counts.sum())
     indices, head_offsets = stages.select_ragged(scores, positions, offsets, counts, kept, config.sink_tokens)
-    merged = config.condensed_rows  # of each head, behind its own rows
-    size = kept + merged * model.num_rows_per_token
+    condensed = config.condensed_rows  # of each head, behind its own rows
+    size = kept + condensed * model.num_rows_per_token
+    new_offsets = head_offsets + condensed * torch.arange(head_offsets.numel())
     k_rows, v_rows, new_positions = target.k_rows[:size], target.v_rows[:size], target.positions[:size]
     bias = None if target.row_bias is None else target.row_bias[:size]
-    given = (
-        positions, indices, head_offsets, cache.arena, segments, pages, num_rows, moved, sequence.tail_start,
-        model.num_layers, *place,
-    )  # fmt: skip
-    if merged:
+    tables = (cache.arena, segments, pages, num_rows, moved, sequence.tail_start, model.num_layers, *place)
+    new = (k_rows, v_rows, new_positions)
+    if condensed and config.condense is Evicted.SUMMARIZE:
+        holes = indices.new_full((size,), -1)  # none of its head's candidates: a row that stands for nothing
+        holes[torch.arange(kept) + condensed * torch.repeat_interleave(head_offsets.diff())] = indices
+        stages.rewrite_into(positions, holes, new_offsets, *tables, *new, bias)
+        moving = cache.tail_rows(tail, moved)
+        summarize_into(queries, (positions, offsets), (indices, head_offsets), segment, moving, condensed, target)
+    elif condensed:
         assert bias is not None
-        stages.merge_into(raw, *given, merged, k_rows, v_rows, new_positions, bias)
+        stages.merge_into(raw, positions, indices, head_offsets, *tables, condensed, *new, bias)
         # A row without members has position 0, as a sink: it must not be kept for that.
         new_positions.masked_fill_(bias == -torch.inf, INT32_MAX)
     else:
-        stages.rewrite_into(*given, k_rows, v_rows, new_positions, bias)
-    target.head_offsets.copy_(head_offsets + merged * torch.arange(head_offsets.numel()))
+        stages.rewrite_into(positions, indices, head_offsets, *tables, *new, bias)
+    target.head_offsets.copy_(new_offsets)
     target.work = None
-    return (counts.numpy().astype(np.int64) + merged).reshape(model.num_layers, model.num_kv_heads)
+    return (counts.numpy().astype(np.int64) + condensed).reshape(model.num_layers, model.num_kv_heads)
 
 
 def _counts(
