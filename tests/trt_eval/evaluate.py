@@ -100,19 +100,26 @@ def _nodes(trt: Any, network: Any, calls: Iterable[PluginCall], exact: bool) -> 
     return makers
 
 
-def _layer_node(trt: Any, layer: Any, exact: bool) -> _Node:
+def opened(trt: Any, layer: Any) -> tuple[str, list[Any], list[Any]]:
+    """The type of a layer, its inputs and outputs; it then has the class with its attributes, where one is known."""
     layer.__class__ = trt.ILayer  # some classes have another ``type`` of their own
     kind = layer.type.name
     inputs = [layer.get_input(i) for i in range(layer.num_inputs)]
     outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
+    if kind in LAYERS:
+        layer.__class__ = getattr(trt, LAYERS[kind][0])
+    return kind, inputs, outputs
+
+
+def _layer_node(trt: Any, layer: Any, exact: bool) -> _Node:
+    kind, inputs, outputs = opened(trt, layer)
     if kind not in LAYERS:
 
         def unknown(*_: Tensor | None) -> tuple[Tensor, ...]:
             raise UnknownLayer(f"layer {layer.name!r} of type {kind}")
 
         return _Node(inputs, outputs, unknown)
-    class_name, function = LAYERS[kind]
-    layer.__class__ = getattr(trt, class_name)
+    _, function = LAYERS[kind]
 
     def run(*values: Tensor | None) -> tuple[Tensor, ...]:
         result = function(layer, *values)

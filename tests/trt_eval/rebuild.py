@@ -20,7 +20,7 @@ from hubkv_trt.graph.lowered import LoweredOps
 from hubkv_trt.models.checkpoint import load_config
 
 from .builder import Builder
-from .evaluate import LAYERS
+from .evaluate import opened
 from .twins import engine_config
 from .values import weights_of
 
@@ -29,12 +29,8 @@ def definition(network: Any) -> Iterator[str]:
     """The layers of a network, a line each: type, name, attributes, tensors in and out."""
     for index in range(network.num_layers):
         layer = network.get_layer(index)
-        layer.__class__ = trt.ILayer
-        kind = layer.type.name
-        tensors = [layer.get_input(i) for i in range(layer.num_inputs)]
-        tensors += [layer.get_output(i) for i in range(layer.num_outputs)]
-        ends = [f"{x.name} {x.dtype} {x.shape}" if x is not None else "none" for x in tensors]
-        layer.__class__ = getattr(trt, LAYERS[kind][0]) if kind in LAYERS else trt.ILayer
+        kind, inputs, outputs = opened(trt, layer)
+        ends = [f"{x.name} {x.dtype} {x.shape}" if x is not None else "none" for x in (*inputs, *outputs)]
         yield f"{kind} {layer.name} {dict(_attributes(layer))} {ends}"
 
 

@@ -13,9 +13,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from ..config import HardKVConfig
+
+_Number = TypeVar("_Number", int, float)
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -43,13 +45,7 @@ def byte_count(text: str) -> int:
 
 def int_list(text: str) -> list[int]:
     """``1024,4096``: positive integers."""
-    try:
-        values = [int(part) for part in text.split(",")]
-    except ValueError:
-        values = []
-    if not values or min(values) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of integers >= 1, such as 1024,4096")
-    return values
+    return _list(text, int, lambda value: value >= 1, "integers >= 1, such as 1024,4096")
 
 
 def ratio_list(text: str) -> list[float]:
@@ -70,12 +66,16 @@ def ratio(text: str) -> float:
 
 def mass_list(text: str) -> list[float]:
     """``0.8,0.9``: shares of the attention mass in (0, 1]."""
+    return _list(text, float, lambda value: 0 < value <= 1, "numbers in (0, 1], such as 0.8,0.9")
+
+
+def _list(text: str, number: Callable[[str], _Number], within: Callable[[_Number], bool], what: str) -> list[_Number]:
     try:
-        values = [float(part) for part in text.split(",")]
+        values = [number(part) for part in text.split(",")]
     except ValueError:
         values = []
-    if not values or not all(0 < value <= 1 for value in values):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers in (0, 1], such as 0.8,0.9")
+    if not values or not all(map(within, values)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {what}")
     return values
 
 
