@@ -12,7 +12,7 @@ import torch
 
 import hubkv_trt
 from hubkv_trt import HubKVConfig, ablations, ops
-from hubkv_trt.ablations import Scored, head_statistics, redundancy, smoothing, spectrum
+from hubkv_trt.ablations import Scored, head_statistics, marginal_gain, redundancy, smoothing, spectrum
 from hubkv_trt.ablations.facility_location import greedy_gains, stochastic_greedy
 from hubkv_trt.ablations.placebo import placebo
 from hubkv_trt.config import PRESETS, Budget
@@ -118,6 +118,11 @@ def test_wrong_input_is_refused() -> None:
         (lambda: spectrum.layerwise_residual_svd(scored, max_blend=-1), "max_blend: -1 is not in"),
         (lambda: redundancy.cma(scored, reach=0), "reach: 0 is not an integer >= 1"),
         (lambda: redundancy.cma(scored, tau=0.0), "tau: 0.0 is not > 0"),
+        (lambda: marginal_gain.prominence(scored, kernel=2), "kernel: 2 is not an odd number"),
+        (lambda: marginal_gain.prominence(scored, strength=-2), "strength: -2 is not >= -1"),
+        (lambda: marginal_gain.diminishing_returns(scored, rows=0), "rows: 0 is not an integer >= 1"),
+        (lambda: marginal_gain.diminishing_returns(scored, strength=-1), "strength: -1 is not >= 0"),
+        (lambda: marginal_gain.head_agreement(scored, strength=2), "strength: 2 is not in"),
         (lambda: stochastic_greedy(scored, candidates=0), "candidates: 0 is not an integer >= 1"),
         (lambda: greedy_gains(scored, nms_kernel=2), "nms_kernel: 2 is not an odd number"),
         (lambda: greedy_gains(scored, penalty_factor=2.0), "penalty_factor: 2.0 is not in"),
@@ -146,6 +151,10 @@ IDENTITIES = {
     "residual": lambda s: spectrum.residual_svd(s, rank=1, blend=0),
     "layerwise": lambda s: spectrum.layerwise_residual_svd(s, rank=1, max_blend=0),
     "bottleneck svd": lambda s: spectrum.bottleneck_svd(s, strength=0, rank=3),
+    "prominence": lambda s: marginal_gain.prominence(s, strength=0),
+    "prominence of one": lambda s: marginal_gain.prominence(s, kernel=1),
+    "diminishing returns": lambda s: marginal_gain.diminishing_returns(s, strength=0),
+    "agreement": lambda s: marginal_gain.head_agreement(s, strength=0),
     "greedy": lambda s: greedy_gains(s, penalty_factor=1.0),
     "greedy of one": lambda s: greedy_gains(s, nms_kernel=1),
     "stochastic greedy": lambda s: stochastic_greedy(s, penalty_factor=1.0),
@@ -245,6 +254,34 @@ def test_tau_is_the_geometric_mean_of_the_distances_of_hubs() -> None:
     assert float(tau[0, 0]) == pytest.approx(np.exp(np.log(np.diff(positions)).mean()), rel=1e-6) == 10
     assert tau[0, 1] == 60  # one hub
     assert tau[0, 2] == 1  # all are
+
+
+def test_prominence_spares_what_stands_high() -> None:
+    scores = torch.tensor([0.1, 0.2, 0.8, 0.8, 0.4, 0.1, 0.0]).view(1, 1, 7)
+    scored = Scored.of(scores)
+    z = marginal_gain.prominence(scored, kernel=3, strength=1.0)[0, 0]
+    np.testing.assert_allclose(z, [0.05, 0.05, 0.8, 0.8, 0.2, 0.025, 0.0], rtol=1e-6)
+    lifted = marginal_gain.prominence(scored, kernel=3, strength=-1.0)[0, 0]
+    np.testing.assert_allclose(lifted, [0.2, 0.8, 0.8, 0.8, 0.8, 0.4, 0.0], rtol=1e-6)
+
+
+def test_returns_diminish_within_a_head_and_keep_its_order() -> None:
+    scores = uniform(2, 3, 80)
+    z = marginal_gain.diminishing_returns(Scored.of(scores), rows=10, strength=0.5)
+    assert torch.equal(z.argsort(-1), scores.argsort(-1))
+    head = scores[1, 2]
+    for t in (0, 40, int(head.argmax())):
+        larger = int((head > head[t]).sum())
+        assert float(z[1, 2, t]) == pytest.approx(float(head[t]) / (1 + larger / 10) ** 0.5, rel=1e-5)
+
+
+def test_heads_agree_when_nothing_of_their_own_is_left() -> None:
+    scores = hole(uniform(2, 2, 50))
+    mean = torch.where(scores.isfinite(), scores, torch.nan).nanmean((0, 1))
+    same = marginal_gain.head_agreement(Scored.of(scores), strength=1.0)
+    np.testing.assert_allclose(same, mean.expand(2, 2, -1), rtol=1e-5)
+    half = marginal_gain.head_agreement(Scored.of(scores), strength=0.5)
+    np.testing.assert_allclose(half[0, 1], (scores[0, 1] + mean) / 2, rtol=1e-5)
 
 
 # ---- the placebo -----------------------------------------------------------------------------------------------------

@@ -316,6 +316,7 @@ def test_refused_engines(engine: Engine, tiny_engine: Callable[..., Path]) -> No
         ("gate+cma", "gate+cma"),
         ("gate+hubkv+drop", "gate+hubkv"),
         ("gate+merge+hubkv", "gate+hubkv+merge"),
+        ("gate+prominence:strength=1:kernel=7", "gate+prominence:kernel=7:strength=1"),
         ("gate+hubkv+summarize:centroids=4:evicted_mass=0.5", "gate+hubkv+summarize"),
         ("snapkv+nms+entropy+merge:evicted_mass=1:centroids=8", "snapkv+nms+entropy+merge:centroids=8:evicted_mass=1"),
     ],
@@ -329,13 +330,13 @@ def test_method_names(text: str, name: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "gait", "gate+hub", "gate+hubkv:nms_kernel=4", "gate+hubkv:sinks=3", "gate+cma:tau=1",
+        "", "gait", "gate+hub", "gate+hubkv:nms_kernel=4", "gate+hubkv:sinks=3", "gate+cma:seed=1",
         "gate+merge:centroids=9", "gate+merge:evicted_mass=0", "gate+drop:centroids=4", "gate+hubkv:centroids=4",
-        "gate+summarize:centroids=2.5",
+        "gate+summarize:centroids=2.5", "gate+cma:reach=0", "gate+cma:tau=few",
     ],
 )  # fmt: skip
 def test_methods_that_do_not_exist(text: str) -> None:
-    with pytest.raises(ValueError, match=r"gait|hub|nms_kernel|cma|''|centroids|evicted_mass"):
+    with pytest.raises(ValueError, match=r"gait|hub|nms_kernel|cma|reach|''|centroids|evicted_mass"):
         Method.parse(text)
 
 

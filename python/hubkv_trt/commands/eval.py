@@ -29,7 +29,8 @@ EPILOG = """\
 methods: SCORER[+REFINEMENT[:PARAMETER=VALUE]...][+ALLOCATOR][+EVICTED[:PARAMETER=VALUE]...]
   scorers      gate (fastkvzip), kvzip, snapkv, expected_attention, knorm, tova, random, streaming_llm
   refinements  base (none), hubkv, nms, placebo, any preset (fastkvzip_head_nms_...), any early attempt
-               (cma, community_smoothing, residual_svd, ...); parameters are those of HubKVConfig
+               (cma, community_smoothing, residual_svd, ...) or idea (prominence, diminishing_returns,
+               head_agreement); parameters are those of HubKVConfig, or of the attempt
   allocators   waterfill, selectivity, entropy, hybrid
   evicted      drop (what the others do), merge, summarize; parameters centroids and evicted_mass. Rows that evicted
                pairs leave behind, and the bias of every row, are paid for with kept pairs: no byte more than drop

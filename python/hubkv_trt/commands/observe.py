@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import PRESETS, Scope
 from ..engine.build import DEFAULT_OUTPUT
-from .common import UsageError, hard_kv, mass_list, ratio_list
+from .common import UsageError, hard_kv, mass_list, ratio_list, read_text
 
 if TYPE_CHECKING:
     from ..engine.directory import Engine
@@ -86,7 +85,7 @@ def command(arguments: argparse.Namespace) -> int:
         check_plots()
     from ..engine.directory import load_engine
 
-    text = sys.stdin.read() if arguments.document == "-" else Path(arguments.document).read_text(encoding="utf-8")
+    text = read_text(arguments.document, "document")
     engine = load_engine(arguments.engine)
     token_ids = list(engine.load_tokenizer()(text, verbose=False)["input_ids"])[: arguments.max_tokens]
     if decoding:

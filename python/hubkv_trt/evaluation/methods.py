@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .. import ablations, ops
@@ -20,6 +21,12 @@ _ALLOCATORS = {name.removeprefix("head_budget_"): name for name in ablations.HEA
 _PLACEBO = "placebo"
 _EVICTED = {e.value: e for e in Evicted}
 _OF_ROWS: tuple[str, ...] = ("centroids", "evicted_mass")
+_INTEGERS = {"nms_kernel", "centroids"}.union(
+    *(
+        {p for p, default in ablations.attempt_parameters(name).items() if isinstance(default, int)}
+        for name in ablations.ATTEMPTS
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class Method:
         scorer: gives the scores.
         refinement: a preset, an attempt of ``ablations`` or ``placebo``.
         allocator: one of ``ablations.HEAD_BUDGETS``; "" lets all pairs of a scope compete.
-        changes: parameters of ``HubKVConfig`` that differ from the refinement's own, by name.
+        changes: parameters of the attempt, or of ``HubKVConfig``, that differ from the refinement's own, by name.
         evicted: what becomes of pairs that are not kept. Their rows and every row's bias are paid for with kept pairs.
         centroids, evicted_mass: of ``HubKVConfig``, where pairs are not dropped.
     """
@@ -76,15 +83,10 @@ class Method:
             others = f"allocators {', '.join(_ALLOCATORS)}, evicted {', '.join(_EVICTED)}"
             require(name in known, "method", text, f"of refinements {', '.join(known)}, {others}")
             refinement = _REFINEMENTS.get(name, name)
-            changes = dict(_parameter(text, p, tuple(PRESETS["fastkvzip_head_nms_k5_p0.5_mild"])) for p in parameters)
-        require(
-            not changes or refinement not in ablations.ATTEMPTS,
-            "method",
-            text,
-            "an attempt without parameters of HubKV",
-        )
+            changes = dict(_parameter(text, p, _of_refinement(refinement)) for p in parameters)
         method = cls(scorers[first], refinement, allocator, tuple(sorted(changes.items())), **evicted)
-        method.hubkv(HubKVConfig(), Scope.MODEL)  # refuses what a configuration refuses
+        hubkv = method.hubkv(HubKVConfig(), Scope.MODEL)  # refuses what a configuration refuses
+        method._refined(torch.zeros(1, 1, 1), hubkv, 0.5, 0)  # and this what an attempt refuses
         return method
 
     @property
@@ -117,7 +119,8 @@ class Method:
     def hubkv(self, engine: HubKVConfig, scope: Scope) -> HubKVConfig:
         """The configuration of an engine that compresses this way; what is protected is as in ``engine``."""
         preset = self.refinement if self.refinement in PRESETS else DEFAULT_PRESET
-        values = {**PRESETS[preset], **dict(self.changes), "evicted": self.evicted}
+        changes = {} if self.refinement in ablations.ATTEMPTS else dict(self.changes)
+        values = {**PRESETS[preset], **changes, "evicted": self.evicted}
         values |= {"centroids": self.centroids, "evicted_mass": self.evicted_mass}
         return engine.replace(preset=preset, scorer=self.scorer, scope=scope, **values)
 
@@ -145,13 +148,21 @@ class Method:
     def _refined(self, scores: Tensor, hubkv: HubKVConfig, ratio: float, seed: int) -> Tensor:
         if self.refinement in PRESETS:
             return ablations.refine_stage(scores, hubkv, ratio)
-        return ablations.refined_scores(self.refinement, scores, hubkv, ratio, seed)
+        parameters = dict(self.changes) if self.refinement in ablations.ATTEMPTS else {}
+        return ablations.refined_scores(self.refinement, scores, hubkv, ratio, seed, parameters)
+
+
+def _of_refinement(name: str) -> tuple[str, ...]:
+    """The names of its parameters."""
+    if name in ablations.ATTEMPTS:
+        return tuple(ablations.attempt_parameters(name))
+    return tuple(PRESETS["fastkvzip_head_nms_k5_p0.5_mild"])
 
 
 def _parameter(text: str, parameter: str, known: tuple[str, ...]) -> tuple[str, Any]:
     name, _, value = parameter.partition("=")
     require(name in known, "method", text, f"with parameters of {', '.join(known)}" if known else "without parameters")
     try:
-        return name, int(value) if name in ("nms_kernel", "centroids") else float(value)
+        return name, int(value) if name in _INTEGERS else float(value)
     except ValueError:
         raise ValueError(f"method: {text!r}: {name} = {value!r} is not a number") from None
