@@ -5,7 +5,7 @@
 #   make serve   serve the demo model from a Triton Inference Server on 127.0.0.1
 #   make lint    ruff, mypy, clang-format          make format   rewrite sources in the project's layout
 #   make bench   the benchmarks of docs/benchmarks.md; make bench-triton: those of the server
-#   make soak    5,000 mixed requests to a Triton Inference Server: none lost, none wrong, no memory lost
+#   make soak    10,000 mixed requests to a Triton Inference Server: none lost, none wrong, no memory lost
 #   make clean   remove .venv, .venv-triton, build and demo
 #
 # Needs Python >= 3.10, g++ and make. All else comes from pip into .venv; a second run does only what changed.

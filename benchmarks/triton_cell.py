@@ -175,14 +175,18 @@ def measure(cell: Cell, plan: Plan, server: TritonServer, folder: Path, name: st
     command += ["-u", server.grpc, "--async", "--streaming", "--input-data", str(folder / f"{name}.inputs.json")]
     command += ["--concurrency-range", str(cell.concurrency), "--request-count", str(plan.requests)]
     command += ["-f", str(folder / f"{name}.latency.csv"), "--verbose-csv"]
-    command += ["--profile-export-file", str(folder / f"{name}.profile.json")]
-    with (folder / f"{name}.log").open("w") as log:
-        subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT, timeout=3000)
-    time.sleep(1)
-    watch.stop()
+    export = folder / f"{name}.profile.json"
+    export.unlink(missing_ok=True)  # perf_analyzer does not write over it
+    command += ["--profile-export-file", str(export)]
+    try:
+        with (folder / f"{name}.log").open("w") as log:
+            subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT, timeout=3000)
+        time.sleep(1)
+    finally:
+        watch.stop()
     after = watch.read()
     grown = {key: after[key] - before[key] for key in after}
-    requests = json.loads((folder / f"{name}.profile.json").read_text())["experiments"][0]["requests"]
+    requests = json.loads(export.read_text())["experiments"][0]["requests"]
     start = min(r["timestamp"] for r in requests) / 1e9
     end = max(r["response_timestamps"][-1] for r in requests) / 1e9
     loaded = [values for at, values in watch.samples if start <= at <= end]
