@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the package sets it, but torch is imported first here
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the package sets them, but torch is imported first here
+os.environ.setdefault("OMP_WAIT_POLICY", "active")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that reaches for the network is wrong
 
 import pytest

@@ -14,20 +14,15 @@ The names below load on first use, so that ``import hubkv_trt`` imports neither 
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from . import _environment
+
 __version__ = "0.1.0"  # the one place; pyproject.toml and CMakeLists.txt read it
 
-if "torch" not in sys.modules:
-    # torch's OpenMP threads wait by spinning, for milliseconds after each of the hundreds of operations of a step, and
-    # so take the cores from this library's threads and from other processes. A short spin covers the gap between two
-    # operations. It is read when torch loads its OpenMP: where torch is imported before, set it in the environment.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    # Weights and long activations in huge pages, where the system leaves that to programs: reading them is bound by the
-    # lookup of addresses otherwise (twice as fast where measured). torch reads it at its first allocation.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+if "torch" not in sys.modules:  # where it was imported before, set them in the environment
+    _environment.set_defaults()
 
 if TYPE_CHECKING:
     from .config import (
