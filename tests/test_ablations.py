@@ -16,6 +16,7 @@ from hubkv_trt.ablations import Scored, head_statistics, marginal_gain, redundan
 from hubkv_trt.ablations.facility_location import greedy_gains, stochastic_greedy
 from hubkv_trt.ablations.placebo import placebo
 from hubkv_trt.config import PRESETS, Budget
+from hubkv_trt.prominence import prominent
 from hubkv_trt.reference.refine import hubs
 
 SCORES = sorted({*PRESETS, *ablations.ATTEMPTS, "placebo"})
@@ -91,6 +92,8 @@ def test_presets_are_the_refine_stage() -> None:
     scores = uniform(2, 3, 300)
     for name in PRESETS:
         hubkv = HubKVConfig.from_preset(name)
+        if hubkv.prominence:
+            continue
         z, _ = ops.refine(
             scores, torch.tensor([hubkv.alpha(0.9)]), torch.tensor([hubkv.window(300)], dtype=torch.int32),
             hubkv.nms_kernel, hubkv.penalty_factor, hubkv.head_weight_temperature, hubkv.min_head_weight,
@@ -308,3 +311,27 @@ def test_placebo_without_hubs_to_move_is_refine() -> None:
     )
     got = placebo(scores, hubkv, 0.7)
     assert torch.equal(got.view(torch.int32), z.view(torch.int32))
+
+
+# ---- our own preset --------------------------------------------------------------------------------------------------
+
+
+def test_the_preset_is_the_idea() -> None:
+    scores, name = uniform(2, 3, 300), "prominence_k5_s2"
+    z = ablations.refined_scores(name, scores, HubKVConfig(), 0.9)
+    want = marginal_gain.prominence(Scored.of(scores), kernel=5, strength=2.0)
+    inner = z.isfinite()
+    assert 0.5 < inner.float().mean() < 1
+    assert torch.equal(z[inner], want[inner])
+    head = scores[1, 1]
+    for t in (40, int(head.argmax()), 200):
+        best = head[t - 2 : t + 3].max()
+        assert float(z[1, 1, t]) == float(head[t] * (head[t] / best) ** 2)
+
+
+def test_prominence_leaves_what_is_no_number_to_the_refine_stage() -> None:
+    scores = hole(uniform(2, 2, 60))
+    z = prominent(scores, 5, 2.0)
+    broken = ~scores.isfinite()
+    assert torch.equal(z[broken].view(torch.int32), scores[broken].view(torch.int32))
+    assert z[~broken].isfinite().all()

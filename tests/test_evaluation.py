@@ -59,7 +59,10 @@ def settings(names: str, *ratios: float, scope: Scope = Scope.MODEL) -> list[Set
 
 
 @pytest.mark.parametrize("scope", Scope, ids=lambda s: s.value)
-@pytest.mark.parametrize("name", ["gate", "gate+hubkv", "kvzip", "kvzip+hubkv", "snapkv+nms", "tova", "streaming_llm"])
+@pytest.mark.parametrize(
+    "name",
+    ["gate", "gate+hubkv", "gate+prominence_k5_s2", "kvzip", "kvzip+hubkv", "snapkv+nms", "tova", "streaming_llm"],
+)
 def test_compressed_as_an_engine_for_the_method_compresses(
     name: str, scope: Scope, engine: Engine, compressor: Compressor, dense: DenseContext
 ) -> None:

@@ -65,6 +65,8 @@ def test_tensorrt_refuses_it_by_name() -> None:
     assert config.hubkv is not None
     with pytest.raises(ValueError, match="evicted: 'summarize' is not drop, all that --backend tensorrt has"):
         config.replace(hubkv=config.hubkv.replace(evicted=Evicted.SUMMARIZE))
+    with pytest.raises(ValueError, match=r"prominence: 2\.0 is not 0, all that --backend tensorrt has"):
+        config.replace(hubkv=HubKVConfig.from_preset("prominence_k5_s2"))
 
 
 def test_a_bias_costs_four_bytes_a_row() -> None:

@@ -161,15 +161,17 @@ def test_alpha_0_keeps_what_no_refinement_keeps(engine: Engine, token_ids: list[
     assert np.array_equal(ours, plain)
 
 
+@pytest.mark.parametrize("preset", [DEFAULT_PRESET, "prominence_k5_s2"])
 def test_refinement_inside_kvpress(
-    demo_reference: Any, gates: list[FastKVzipGate], token_ids: list[int], keeps: Keeps
+    preset: str, demo_reference: Any, gates: list[FastKVzipGate], token_ids: list[int], keeps: Keeps
 ) -> None:
     """``HubKVPress`` around FastKVzipPress: off it is the press, on it keeps what we keep."""
     theirs, _ = press_keeps(demo_reference, gates, token_ids, 0.75, Scope.MODEL)
     off, _ = press_keeps(demo_reference, gates, token_ids, 0.75, Scope.MODEL, HubKVConfig.from_preset("fastkvzip"))
     assert np.array_equal(off, theirs)
-    on, _ = press_keeps(demo_reference, gates, token_ids, 0.75, Scope.MODEL, HubKVConfig())
-    ours = keeps(HubKVConfig(), 0.75)
+    hubkv = HubKVConfig.from_preset(preset)
+    on, _ = press_keeps(demo_reference, gates, token_ids, 0.75, Scope.MODEL, hubkv)
+    ours = keeps(hubkv, 0.75)
     assert on.sum() == ours.sum()
     assert (on != ours).sum() <= 2e-3 * ours.sum()
     assert (on != theirs).sum() > 0.01 * theirs.sum()

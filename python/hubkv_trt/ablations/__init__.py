@@ -23,6 +23,7 @@ from torch import Tensor
 
 from .. import ops
 from ..config import PRESETS, Budget, HubKVConfig, check_ratio, require
+from ..prominence import prominent
 from .facility_location import greedy_gains, stochastic_greedy
 from .head_budgets import HEAD_BUDGETS, allocate, select_rows
 from .head_statistics import information_bottleneck, variance_calibration
@@ -139,6 +140,8 @@ def kept_rows(
 
 def refine_stage(scores: Tensor, hubkv: HubKVConfig, ratio: float) -> Tensor:
     """HubKV with the parameters of ``hubkv``: ``ops.refine`` of float32 [L, Hkv, T] as a prefill calls it."""
+    if hubkv.prominence:
+        scores = prominent(scores, hubkv.nms_kernel, hubkv.prominence)
     refined, _ = ops.refine(
         scores.contiguous(),
         torch.tensor([hubkv.alpha(ratio)], dtype=torch.float32),

@@ -4,19 +4,17 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import require
+from ..prominence import prominent
 from .scored import Scored
 
 
 def prominence(scored: Scored, kernel: int = 5, strength: float = 0.5) -> Tensor:
     """The discount grows with how far a token stands below the best of its window; HubKV has one for all but the best.
 
-        z_t = s_t * (s_t / max of s_j over |j - t| <= (kernel - 1) / 2) ^ strength
-
-    Tokens of one height, as those of a number, stay together; feet of a peak lose most.
+    ``prominent``, which the preset ``prominence_k5_s2`` has in the serving path.
 
     Args:
         scored: the scores; below 0 they count as 0.
@@ -28,9 +26,7 @@ def prominence(scored: Scored, kernel: int = 5, strength: float = 0.5) -> Tensor
     """
     require(kernel >= 1 and kernel % 2 == 1, "kernel", kernel, "an odd number >= 1")
     require(strength >= -1, "strength", strength, ">= -1")
-    values = scored.values.clamp_min(0)
-    best = F.max_pool1d(values, kernel, stride=1, padding=kernel // 2)
-    return torch.where(values > 0, values * (values / best) ** strength, 0)
+    return prominent(scored.values, kernel, strength)
 
 
 def diminishing_returns(scored: Scored, rows: int = 32, strength: float = 0.25) -> Tensor:

@@ -85,6 +85,12 @@ PARAMETERS: tuple[tuple[str, str, type, str], ...] = (
     ("--min-head-weight", "min_head_weight", float, "the least weight of a head"),
     ("--max-head-weight", "max_head_weight", float, "the largest weight of a head"),
     ("--gate-power", "gate_power", float, "p: the refinement has strength r^p; 0: full strength at every ratio"),
+    (
+        "--prominence",
+        "prominence",
+        float,
+        "scores are multiplied by their share of the largest of k, to this power; 0: off, all that TensorRT has",
+    ),
     ("--sink-tokens", "sink_tokens", int, "first tokens of a prompt that are always kept"),
     (
         "--window-ratio",

@@ -109,7 +109,8 @@ def check_plans(config: EngineConfig, plans: TensorRTConfig) -> None:
     """Refuses limits of a TensorRT engine that contradict each other.
 
     Raises:
-        ValueError: float32, a scorer that is not in the graph, or a limit beyond the model's positions or the prompt's.
+        ValueError: float32, a scorer or a discount that is not in the graph, or a limit beyond the model's positions or
+            the prompt's.
     """
     require(
         config.hubkv is None or config.has_gate,
@@ -121,6 +122,8 @@ def check_plans(config: EngineConfig, plans: TensorRTConfig) -> None:
     require(
         evicted is Evicted.DROP, "evicted", evicted.value, "drop, all that --backend tensorrt has: or --backend eager"
     )
+    strength = 0.0 if config.hubkv is None else config.hubkv.prominence
+    require(strength == 0, "prominence", strength, "0, all that --backend tensorrt has: or --backend eager")
     positions = config.model.max_position_embeddings
     require(
         config.dtype is not DType.FLOAT32,

@@ -67,6 +67,7 @@ class HubKVConfig(Config):
     min_head_weight: float = 0.8
     max_head_weight: float = 1.2
     gate_power: float = 2.0  # p: alpha = r^p
+    prominence: float = 0.0  # strength of the discount before this one (hubkv_trt/prominence.py, eager); 0: off
     sink_tokens: int = 4
     window_ratio: float = 0.02  # of the prompt, where it is shorter than long_context
     window_tokens: int = 4096  # for prompts of long_context tokens and more
@@ -98,11 +99,12 @@ class HubKVConfig(Config):
             f"a float32 in (0, max_head_weight = {self.max_head_weight}]",
         )
         require(self.gate_power >= 0, "gate_power", self.gate_power, ">= 0")
+        require(self.prominence >= 0, "prominence", self.prominence, ">= 0")
         require(self.sink_tokens >= 0, "sink_tokens", self.sink_tokens, ">= 0")
         require(0 <= self.window_ratio <= 1, "window_ratio", self.window_ratio, "in [0, 1]")
         require(self.window_tokens >= 0, "window_tokens", self.window_tokens, ">= 0")
         require(self.long_context >= 1, "long_context", self.long_context, ">= 1")
-        for name in ("head_weight_temperature", "max_head_weight", "gate_power"):  # they read float32
+        for name in ("head_weight_temperature", "max_head_weight", "gate_power", "prominence"):  # they read float32
             require(getattr(self, name) <= FLOAT32_MAX, name, getattr(self, name), "a finite float32")
 
     @classmethod
@@ -154,8 +156,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     DEFAULT_PRESET: {"nms_kernel": 5, "penalty_factor": 0.5, "gate_power": 2.0, **_MILD},
     "fastkvzip_head_nms_gated_k5_p0.5_tiny": {"nms_kernel": 5, "penalty_factor": 0.5, "gate_power": 2.0, **_TINY},
     "fastkvzip_head_nms_gated_k7_p0.2_mild": {"nms_kernel": 7, "penalty_factor": 0.2, "gate_power": 2.0, **_MILD},
+    "prominence_k5_s2": {"nms_kernel": 5, "penalty_factor": 1.0, "prominence": 2.0, **_OFF},
 }
-"""The paper's names (seed parameters of the one refine stage)."""
+"""The paper's names (seed parameters of the one refine stage), and one of our own (docs/quality.md)."""
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,7 @@ def summarize(
         refine = (
             f"nms {hub.nms_kernel}, penalty {hub.penalty_factor:g}, temperature {hub.head_weight_temperature:g}, "
             f"head weight {hub.min_head_weight:g}..{hub.max_head_weight:g}, gate power {hub.gate_power:g}"
+            + (f", prominence {hub.prominence:g}" if hub.prominence else "")
         )
         summarized = hub.evicted is not Evicted.DROP
         gain = figures["dense_bytes_per_token"] / figures["kept_bytes_per_token"]

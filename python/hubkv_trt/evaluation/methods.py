@@ -156,7 +156,7 @@ def _of_refinement(name: str) -> tuple[str, ...]:
     """The names of its parameters."""
     if name in ablations.ATTEMPTS:
         return tuple(ablations.attempt_parameters(name))
-    return tuple(PRESETS["fastkvzip_head_nms_k5_p0.5_mild"])
+    return (*PRESETS["fastkvzip_head_nms_k5_p0.5_mild"], "prominence")
 
 
 def _parameter(text: str, parameter: str, known: tuple[str, ...]) -> tuple[str, Any]:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .. import ops as stages
 from ..config import HubKVConfig
+from ..prominence import prominent
 
 try:
     from kvpress import ExpectedAttentionPress, FastKVzipPress, KnormPress, ScorerPress, TOVAPress
@@ -127,6 +128,8 @@ class HubKVPress(BasePress):
                 "strictly increasing score_map that brings them there"
             )
         inside = inside.clamp(0, 1)  # presses put what they protect above all others
+        if self.hubkv.prominence:
+            inside = prominent(inside, self.hubkv.nms_kernel, self.hubkv.prominence)
         alpha = torch.tensor([self.hubkv.alpha(self.press.compression_ratio)], dtype=torch.float32)
         last = torch.tensor([window], dtype=torch.int32)
         h, device = self.hubkv, scores.device
