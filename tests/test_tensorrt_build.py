@@ -349,8 +349,12 @@ def test_interruption_ends_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(BuildProgress, "start", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        build_plans(trt, engine(max_extend_len=16), {}, tmp_path, ops=LoweredOps, target="8.9")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            build_plans(trt, engine(max_extend_len=16), {}, tmp_path, ops=LoweredOps, target="8.9")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert list(tmp_path.iterdir()) == []
 
 
