@@ -329,6 +329,11 @@ def test_the_preset_is_the_idea() -> None:
         assert float(z[1, 1, t]) == float(head[t] * (head[t] / best) ** 2)
 
 
+def test_a_window_wider_than_the_text_is_the_text() -> None:
+    scores = uniform(1, 2, 9)
+    assert torch.equal(prominent(scores, 2**31 - 1, 1.0), scores * (scores / scores.amax(-1, keepdim=True)))
+
+
 def test_prominence_leaves_what_is_no_number_to_the_refine_stage() -> None:
     scores = hole(uniform(2, 2, 60))
     z = prominent(scores, 5, 2.0)

@@ -18,7 +18,7 @@ def prominent(scores: Tensor, kernel: int, strength: float) -> Tensor:
 
         z_t = s_t * (s_t / max of s_j over |j - t| <= (kernel - 1) / 2) ^ strength
 
-    One pass, O(T): a window maximum, a division, and for strengths 1, 2 and 3 products alone.
+    A window maximum, O(T * k), a division, and for strengths 1, 2 and 3 products alone.
 
     Args:
         scores: float32 [L, Hkv, T]; below 0 they count as 0. A score that is no number stays, and is near to none.
@@ -28,6 +28,7 @@ def prominent(scores: Tensor, kernel: int, strength: float) -> Tensor:
     Returns:
         float32 [L, Hkv, T], >= 0 where scores are numbers.
     """
+    kernel = min(kernel, 2 * scores.shape[-1] - 1)  # all of the text
     finite = scores.isfinite()
     values = torch.where(finite, scores, 0).clamp_min_(0)
     best = F.max_pool1d(values, kernel, stride=1, padding=kernel // 2)
