@@ -16,8 +16,8 @@ from hubkv_trt.ablations import Scored, head_statistics, marginal_gain, redundan
 from hubkv_trt.ablations.facility_location import greedy_gains, stochastic_greedy
 from hubkv_trt.ablations.placebo import placebo
 from hubkv_trt.config import PRESETS, Budget
-from hubkv_trt.prominence import prominent
 from hubkv_trt.reference.refine import hubs
+from hubkv_trt.refinement import prominent
 
 SCORES = sorted({*PRESETS, *ablations.ATTEMPTS, "placebo"})
 

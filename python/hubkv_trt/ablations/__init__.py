@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .. import ops
 from ..config import PRESETS, Budget, HubKVConfig, check_ratio, require
-from ..prominence import prominent
+from ..refinement import refine
 from .facility_location import greedy_gains, stochastic_greedy
 from .head_budgets import HEAD_BUDGETS, allocate, select_rows
 from .head_statistics import information_bottleneck, variance_calibration
@@ -139,18 +139,8 @@ def kept_rows(
 
 
 def refine_stage(scores: Tensor, hubkv: HubKVConfig, ratio: float) -> Tensor:
-    """HubKV with the parameters of ``hubkv``: ``ops.refine`` of float32 [L, Hkv, T] as a prefill calls it."""
-    if hubkv.prominence:
-        scores = prominent(scores, hubkv.nms_kernel, hubkv.prominence)
-    refined, _ = ops.refine(
-        scores.contiguous(),
-        torch.tensor([hubkv.alpha(ratio)], dtype=torch.float32),
-        torch.tensor([hubkv.window(scores.shape[-1])], dtype=torch.int32),
-        hubkv.nms_kernel,
-        hubkv.penalty_factor,
-        hubkv.head_weight_temperature,
-        hubkv.min_head_weight,
-        hubkv.max_head_weight,
-        hubkv.sink_tokens,
-    )
+    """HubKV with the parameters of ``hubkv``: ``refine`` of float32 [L, Hkv, T] as a prefill calls it."""
+    alpha = torch.tensor([hubkv.alpha(ratio)], dtype=torch.float32)
+    window = torch.tensor([hubkv.window(scores.shape[-1])], dtype=torch.int32)
+    refined, _ = refine(scores, alpha, window, hubkv)
     return refined

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..config import require
-from ..prominence import prominent
+from ..refinement import prominent
 from .scored import Scored
 
 

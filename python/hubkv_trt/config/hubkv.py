@@ -67,7 +67,7 @@ class HubKVConfig(Config):
     min_head_weight: float = 0.8
     max_head_weight: float = 1.2
     gate_power: float = 2.0  # p: alpha = r^p
-    prominence: float = 0.0  # strength of the discount before this one (hubkv_trt/prominence.py, eager); 0: off
+    prominence: float = 0.0  # strength of the discount before this one (hubkv_trt/refinement.py, eager); 0: off
     sink_tokens: int = 4
     window_ratio: float = 0.02  # of the prompt, where it is shorter than long_context
     window_tokens: int = 4096  # for prompts of long_context tokens and more

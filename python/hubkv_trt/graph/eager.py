@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .. import ops as stages
 from ..config import DType, HubKVConfig
-from ..prominence import prominent
+from ..refinement import refine
 from .linear import linear, pack_weights
 from .ops import CacheInputs
 
@@ -269,12 +269,7 @@ class EagerOps:
             ValueError: scores that are not finite; says how many.
         """
         with self.stage("refine"):
-            if hubkv.prominence:
-                scores = prominent(scores, hubkv.nms_kernel, hubkv.prominence)
-            refined, non_finite = stages.refine(
-                scores.contiguous(), alpha, window, hubkv.nms_kernel, hubkv.penalty_factor,
-                hubkv.head_weight_temperature, hubkv.min_head_weight, hubkv.max_head_weight, hubkv.sink_tokens,
-            )  # fmt: skip
+            refined, non_finite = refine(scores, alpha, window, hubkv)
             count = int(non_finite)
         if count:
             raise ValueError(

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import ops as stages
 from ..config import HubKVConfig
-from ..prominence import prominent
+from ..refinement import refine
 
 try:
     from kvpress import ExpectedAttentionPress, FastKVzipPress, KnormPress, ScorerPress, TOVAPress
@@ -128,19 +127,10 @@ class HubKVPress(BasePress):
                 "strictly increasing score_map that brings them there"
             )
         inside = inside.clamp(0, 1)  # presses put what they protect above all others
-        if self.hubkv.prominence:
-            inside = prominent(inside, self.hubkv.nms_kernel, self.hubkv.prominence)
         alpha = torch.tensor([self.hubkv.alpha(self.press.compression_ratio)], dtype=torch.float32)
         last = torch.tensor([window], dtype=torch.int32)
-        h, device = self.hubkv, scores.device
-        refined = [
-            stages.refine(
-                each[None], alpha.to(device), last.to(device), h.nms_kernel, h.penalty_factor,
-                h.head_weight_temperature, h.min_head_weight, h.max_head_weight, sinks,
-            )[0]
-            for each in inside
-        ]  # fmt: skip
-        return torch.cat(refined)
+        hubkv, device = self.hubkv.replace(sink_tokens=sinks), scores.device
+        return torch.cat([refine(each[None], alpha.to(device), last.to(device), hubkv)[0] for each in inside])
 
     def _protected(self, num_tokens: int) -> tuple[int, int]:
         """First and last positions of a prompt of T tokens that the press always keeps."""

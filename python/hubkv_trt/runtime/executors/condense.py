@@ -9,11 +9,12 @@ import torch
 from ... import ops as stages
 from ...config import Evicted, HardKVConfig, HubKVConfig, ModelConfig
 from ...config.base import INT32_MAX
+from ...refinement import refine
 from ..cache import Cache, Segment
 from ..sequence import Sequence
 from .summaries import summarize_into
 
-_HUBKV = HubKVConfig()  # how ``HardKVConfig.refine`` refines
+_HUBKV = HubKVConfig(sink_tokens=0)  # how ``HardKVConfig.refine`` refines; what is protected is no number there
 
 
 def condense(model: ModelConfig, cache: Cache, sequence: Sequence, moved: int, target: Segment) -> np.ndarray:
@@ -102,15 +103,6 @@ def refined(
     head = torch.repeat_interleave(sizes)
     index = torch.arange(scores.numel(), device=scores.device) - offsets[head]
     padded[head, index] = scores.exp().masked_fill(protected, float("nan"))
-    out, _ = stages.refine(
-        padded.view(num_layers, -1, padded.shape[1]),
-        scores.new_tensor([alpha]),
-        offsets.new_zeros(1, dtype=torch.int32),
-        _HUBKV.nms_kernel,
-        _HUBKV.penalty_factor,
-        _HUBKV.head_weight_temperature,
-        _HUBKV.min_head_weight,
-        _HUBKV.max_head_weight,
-        0,
-    )
+    heads, window = padded.view(num_layers, -1, padded.shape[1]), offsets.new_zeros(1, dtype=torch.int32)
+    out, _ = refine(heads, scores.new_tensor([alpha]), window, _HUBKV)
     return torch.where(protected, scores, out.view_as(padded)[head, index].log())

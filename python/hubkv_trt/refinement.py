@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A discount of this project's own, before the refine stage: it grows with how far a token stands below its neighbours.
+"""The refine stage with the parameters of a configuration, and a discount of this project's own before it.
 
 HubKV's refinement knows two kinds of tokens, hubs and others, and takes the same share from all others. Where scores of
-one height stand side by side, as those of a number's digits, that tears apart what is of use only together. Measured
-beside HubKV in docs/quality.md.
+one height stand side by side, as those of a number's digits, that tears apart what is of use only together.
+``prominent`` takes the more, the farther a token stands below its neighbours. Measured beside HubKV in docs/quality.md.
 """
 
 from __future__ import annotations
@@ -11,6 +11,19 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from . import ops
+from .config import HubKVConfig
+
+
+def refine(scores: Tensor, alpha: Tensor, window: Tensor, hubkv: HubKVConfig) -> tuple[Tensor, Tensor]:
+    """Scores float32 [L, Hkv, T] as ``hubkv`` refines them, and how many were no numbers: what ``ops.refine`` gives."""
+    if hubkv.prominence:
+        scores = prominent(scores, hubkv.nms_kernel, hubkv.prominence)
+    return ops.refine(
+        scores.contiguous(), alpha, window, hubkv.nms_kernel, hubkv.penalty_factor, hubkv.head_weight_temperature,
+        hubkv.min_head_weight, hubkv.max_head_weight, hubkv.sink_tokens,
+    )  # fmt: skip
 
 
 def prominent(scores: Tensor, kernel: int, strength: float) -> Tensor:
