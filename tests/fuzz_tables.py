@@ -192,6 +192,7 @@ def fuzz_decode(rng: np.random.Generator) -> None:
     inputs = (q.address, positions.address, *tables)
     call("hubkv_score_window", DEVICE, None, score, *inputs, *outputs, scratch.address, scratch.size)
 
+    fuzz_loss(rng, candidates, q, G, W, transformed, places, tables)
     if rng.random() < 0.5:
         offsets.fill(wild(rng, (heads + 1,), np.int64, N))
         for scores in (raw, transformed):
@@ -227,6 +228,36 @@ def fuzz_decode(rng: np.random.Generator) -> None:
     params = _abi.RewriteParams(candidates, rows, merged)
     call("hubkv_merge", DEVICE, None, params, raw.address, *inputs, *addresses)
     call("hubkv_rewrite", DEVICE, None, params, *inputs, *addresses[:3], addresses[3] if merged else None)
+
+
+def fuzz_loss(
+    rng: np.random.Generator,
+    candidates: _abi.CandidatesParams,
+    q: Guarded,
+    group: int,
+    window: int,
+    ranking: Guarded,
+    places: Guarded,
+    tables: tuple[int, ...],
+) -> None:
+    """held_out_loss where the tail has room for the queries behind its candidates."""
+    cache = candidates.cache
+    most = cache.maxPages * cache.P
+    if candidates.tailTokens + window > most:
+        return
+    heads, length = cache.L * cache.Hkv, int(rng.integers(candidates.tailTokens + window, most + 1))
+    if rng.random() < 0.5:
+        ranking, places = (Guarded(x.size).fill(wild(rng, (x.size // 4,), np.int32, 2**30)) for x in (ranking, places))
+    params = _abi.HeldOutLossParams(candidates, window, cache.Hkv * group, length, 0.0)
+    scratch = Guarded(-(-workspace_bytes("hubkv_held_out_loss_workspace", DEVICE, params) // 256) * 256)
+    loss, rows = (Guarded(heads * (_abi.LEVELS + 1) * 4) for _ in range(2))
+    inputs = (q.address, ranking.address, places.address, *tables)
+    outputs = (x.address for x in (loss, rows, scratch))
+    call("hubkv_held_out_loss", DEVICE, None, params, *inputs, *outputs, scratch.size)
+    kept = rows.array.view(np.int32).reshape(heads, -1)
+    assert np.all((kept >= 0) & (np.diff(kept, axis=1, prepend=0) >= 0)), kept
+    assert np.all(kept[:, -1] <= ranking.size // 4), kept
+    assert not loss.array.view(np.float32).reshape(heads, -1)[:, -1].any()
 
 
 def main() -> None:

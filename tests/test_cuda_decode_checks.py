@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import test_calibrate_top_p
+import test_held_out_loss
 import test_merge
 import test_rewrite
 import test_score_window
@@ -30,6 +32,14 @@ def score_case(library: ctypes.CDLL) -> None:
     with emulated(library):
         for score in test_score_window.SCORES:
             test_score_window.check(decoding, decoding.queries(9, 3), score)
+
+
+def loss_case(library: ctypes.CDLL) -> None:
+    """Several blocks a head and tiles a block, several parts of the queries."""
+    decoding = decoding_cache(rows=100, tail=260, tail_tokens=240, num_layers=1, head_dim=8, row_bias=True)
+    ranking = torch.arange(decoding.num_candidates) % 37 * 0.4
+    with emulated(library):
+        test_held_out_loss.check(decoding, decoding.queries(9, 3), ranking)
 
 
 def calibrate_case(library: ctypes.CDLL) -> None:
@@ -63,7 +73,7 @@ def merge_case(library: ctypes.CDLL) -> None:
 @pytest.mark.parametrize("seed", [0, 2, 3])
 def test_the_order_of_threads_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIMT_SEED", str(seed))
-    for case in (score_case, calibrate_case, select_case, rewrite_case, merge_case):
+    for case in (score_case, loss_case, calibrate_case, select_case, rewrite_case, merge_case):
         case(load("plain"))
 
 
@@ -76,8 +86,10 @@ def test_sanitizers_find_nothing() -> None:
 
 
 BARRIERS = [
-    ("score_window/score_window.cu", score_case, 4),
+    ("score_window/score_window.cu", score_case, 1),
+    ("score_window/window_tile.h", score_case, 3),
     ("score_window/score_rkv.h", score_case, 5),
+    ("held_out_loss/held_out_loss.cu", loss_case, 3),
     ("calibrate_top_p/calibrate_top_p.cu", calibrate_case, 3),
     ("select_ragged/select_ragged.cu", select_case, 4),
     ("merge/merge.cu", merge_case, 3),
@@ -95,6 +107,6 @@ def test_barriers_are_needed(file: str, case: Callable[[ctypes.CDLL], None], bar
 
 def test_no_barrier_is_left_out() -> None:
     listed = {file for file, *_ in BARRIERS}
-    for stage in ("score_window", "calibrate_top_p", "select_ragged", "rewrite", "merge"):
+    for stage in ("score_window", "held_out_loss", "calibrate_top_p", "select_ragged", "rewrite", "merge"):
         for path in (ROOT / "cpp" / stage).iterdir():
             assert ("__sync" in path.read_text()) == (f"{stage}/{path.name}" in listed), path

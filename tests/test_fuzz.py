@@ -54,6 +54,8 @@ def test_instruction_set_equals_oracle(isa: str) -> None:
         "test_append.py::test_equals_oracle",
         "test_score_window.py::test_equals_oracle",
         "test_score_window.py::test_windows_and_groups",
+        "test_held_out_loss.py::test_equals_oracle",
+        "test_held_out_loss.py::test_windows_and_groups",
     ]
     out = run("-c", program, "-q", "-p", "no:cacheprovider", *(str(HERE / t) for t in tests), isa=isa)
     used = out.split("isa ", 1)[1].split()[0]

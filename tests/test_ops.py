@@ -60,11 +60,15 @@ def decoding_samples() -> dict[str, tuple]:
     counts, *_ = ops.calibrate_top_p(*calibration)
     selection = (transformed, *candidates, counts, int(counts.sum()), 4)
     indices, head_offsets = ops.select_ragged(*selection)
-    rows, cache = len(indices), decoding.cache
+    rows, cache, later = len(indices), decoding.cache, decoding.queries(3, 2)
     sizes = (decoding.positions.numel(), decoding.tail_tokens, decoding.tail_base, 2, cache.page_tokens)
     outputs = (torch.zeros(rows, 64), torch.zeros(rows, 64), torch.zeros(rows, dtype=torch.int32), torch.zeros(rows))
     return {
         "score_window": arguments,
+        "held_out_loss": (
+            *(later, transformed, candidates[0], *decoding.tables, decoding.tail_tokens),
+            *(int(cache.tail_lengths[0]), cache.num_kv_heads, cache.page_tokens, cache.page_base, 4, 0.0),
+        ),
         "calibrate_top_p": calibration,
         "select_ragged": selection,
         "rewrite_into": (candidates[0], indices, head_offsets, *decoding.tables, *sizes, cache.page_base, *outputs),
@@ -246,6 +250,7 @@ C_TYPES = {
     "hubkv_score": ctypes.c_int32,
     "hubkv_candidates_params": _abi.CandidatesParams,
     "hubkv_score_window_params": _abi.ScoreWindowParams,
+    "hubkv_held_out_loss_params": _abi.HeldOutLossParams,
     "hubkv_calibrate_top_p_params": _abi.CalibrateTopPParams,
     "hubkv_select_ragged_params": _abi.SelectRaggedParams,
     "hubkv_rewrite_params": _abi.RewriteParams,
@@ -301,6 +306,7 @@ def test_constants_are_those_of_the_header() -> None:
             "SCORE_VANILLA",
             "SCORE_SNAPKV",
             "SCORE_RKV",
+            "LEVELS",
         )
     }
 
@@ -308,6 +314,9 @@ def test_constants_are_those_of_the_header() -> None:
 CACHE = _abi.CacheParams(1, 1, 1, 8, _abi.FLOAT32, 16, 0, 0, 1)
 CANDIDATES = _abi.CandidatesParams(CACHE, 4, 0, 0, 4)
 SCORE = _abi.ScoreWindowParams(CANDIDATES, 1, 1, _abi.SCORE_SNAPKV, 5, 0.1, 0.0)
+LOSS = _abi.HeldOutLossParams(
+    _abi.CandidatesParams(_abi.CacheParams(1, 1, 1, 8, _abi.FLOAT32, 16, 1, 0, 1), 4, 0, 0, 4), 1, 1, 1, 0.0
+)
 CALIBRATE = _abi.CalibrateTopPParams(1, 1, 4, 0.9, 4, 0, 0, 0, 0)
 BUFFER = torch.zeros(4096, dtype=torch.uint8)
 
@@ -326,6 +335,8 @@ BUFFER = torch.zeros(4096, dtype=torch.uint8)
         ("append", (None, CACHE, 1, *[BUFFER.data_ptr()] * 6)),
         ("score_window_workspace", (SCORE, ctypes.c_int64())),
         ("score_window", (None, SCORE, *[BUFFER.data_ptr()] * 10, 4096)),
+        ("held_out_loss_workspace", (LOSS, ctypes.c_int64())),
+        ("held_out_loss", (None, LOSS, *[BUFFER.data_ptr()] * 9, 4096)),
         ("calibrate_top_p_workspace", (CALIBRATE, ctypes.c_int64())),
         ("calibrate_top_p", (None, CALIBRATE, *[BUFFER.data_ptr()] * 8, 4096)),
         ("select_ragged", (None, _abi.SelectRaggedParams(1, 4, 2, 4), *[BUFFER.data_ptr()] * 6)),
@@ -351,7 +362,7 @@ def test_too_little_workspace_is_refused() -> None:
 
 def test_null_pointers_are_refused() -> None:
     stages = ("refine", "select", "compact", "plan", "attend", "append")
-    for name in (*stages, "score_window", "calibrate_top_p", "select_ragged", "rewrite", "merge"):
+    for name in (*stages, "score_window", "held_out_loss", "calibrate_top_p", "select_ragged", "rewrite", "merge"):
         _, kinds = _abi.PROTOTYPES[f"hubkv_{name}"]
         with pytest.raises(ValueError, match="params"):
             call(f"hubkv_{name}", _abi.CPU, None, None, *[0 if k is ctypes.c_int64 else None for k in kinds[3:]])

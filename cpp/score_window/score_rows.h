@@ -1,213 +1,80 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The importance of a head's candidates over lanes of queries. A template over the lane type, included inside its target
-// region, behind attend/kernels.h (which says why).
-//
-// Logits are computed twice, a block of rows at a time: first for the maximum and sum of each query's softmax, then for
-// the weights, so that no logit is kept. All lanes of a query tile share the loads of a row.
+// The importance of a head's candidates. Included as query_tiles.h is, behind it.
 #pragma once
 
 namespace hubkv
 {
 
 template <typename L, typename T>
-class HeadScorer
+class HeadScorer : QueryTiles<L, T>
 {
-public:
-    static constexpr int64_t kREGS = 2;
-    static constexpr int64_t kWIDTH = kREGS * L::kLANES; // queries of a tile
-    static constexpr int64_t kGROUP = 4;                 // rows that share the loads of the queries
-    static_assert(kSCORE_QUERIES % kWIDTH == 0 && kSCORE_ROWS % kGROUP == 0, "whole tiles");
+    using Tiles = QueryTiles<L, T>;
+    using Tiles::kWIDTH;
 
-    explicit HeadScorer(ScoreHead const& head)
-        : mHead(head)
-        , mTiles((head.W * head.G + kWIDTH - 1) / kWIDTH)
+public:
+    explicit HeadScorer(WindowHead const& head)
+        : Tiles(head)
     {
     }
 
-    void run()
+    //! importance [count]
+    void run(float* importance)
     {
-        pack();
-        int64_t const count = mHead.candidates.count();
-        for (int64_t first = 0; first < count; first += kSCORE_ROWS)
+        this->pack();
+        int64_t const count = this->mHead.candidates.count();
+        for (int64_t first = 0; first < count; first += kWINDOW_ROWS)
         {
-            load(first, count);
-            for (int64_t tile = 0; tile < mTiles; ++tile)
+            this->load(first, count);
+            for (int64_t tile = 0; tile < this->mTiles; ++tile)
             {
-                logits(tile);
-                accumulateSums(tile);
+                this->logits(tile);
+                this->accumulateSums(tile);
             }
         }
-        for (int64_t i = 0; i < mTiles * kWIDTH; ++i)
+        this->finishSums();
+        float const mean = 1.F / static_cast<float>(this->mHead.W * this->mHead.G);
+        for (int64_t first = 0; first < count; first += kWINDOW_ROWS)
         {
-            // A query without a finite logit, and the padding, weigh nothing.
-            mHead.sums[i] = i < mHead.W * mHead.G && mHead.sums[i] > 0.F ? 1.F / mHead.sums[i] : 0.F;
-            mHead.maxima[i] = shiftOf<L>(mHead.maxima[i]);
-        }
-        float const mean = 1.F / static_cast<float>(mHead.W * mHead.G);
-        for (int64_t first = 0; first < count; first += kSCORE_ROWS)
-        {
-            load(first, count);
-            float total[kSCORE_ROWS] = {};
-            for (int64_t tile = 0; tile < mTiles; ++tile)
+            this->load(first, count);
+            float total[kWINDOW_ROWS] = {};
+            for (int64_t tile = 0; tile < this->mTiles; ++tile)
             {
-                logits(tile);
+                this->logits(tile);
                 addWeights(tile, total);
             }
-            for (int64_t r = 0; r < mRows; ++r)
+            for (int64_t r = 0; r < this->mRows; ++r)
             {
-                mHead.importance[first + r] = total[r] * mean;
+                importance[first + r] = total[r] * mean;
             }
         }
     }
 
 private:
-    //! Queries of a tile side by side, scaled; zeros past the last.
-    void pack()
-    {
-        int64_t const D = mHead.D;
-        for (int64_t i = 0; i < mTiles * kWIDTH; ++i)
-        {
-            bool const real = i < mHead.W * mHead.G;
-            T const* const from =
-                static_cast<T const*>(mHead.q) + (real ? i / mHead.G * mHead.tokenStride + i % mHead.G * D : 0);
-            float* const to = mHead.packed + i / kWIDTH * D * kWIDTH + i % kWIDTH;
-            for (int64_t d = 0; d < D; ++d)
-            {
-                to[d * kWIDTH] = real ? toFloat(from[d]) * mHead.scale : 0.F;
-            }
-            mHead.maxima[i] = kNO_LOGIT;
-            mHead.sums[i] = 0.F;
-        }
-    }
-
-    //! Rows first.. as floats; rows that are absent or past the last are zeros with bias -inf.
-    void load(int64_t first, int64_t count)
-    {
-        int64_t const D = mHead.D;
-        mRows = count - first < kSCORE_ROWS ? count - first : kSCORE_ROWS;
-        mPadded = (mRows + kGROUP - 1) / kGROUP * kGROUP;
-        for (int64_t r = 0; r < mPadded; ++r)
-        {
-            CandidateRow const row = r < mRows ? mHead.candidates.row(first + r) : CandidateRow{nullptr, nullptr, 0.F};
-            float* const to = mFloats + r * D;
-            mBias[r] = row.k != nullptr ? row.bias * kLOG2_E : kNO_LOGIT;
-            T const* const from = reinterpret_cast<T const*>(row.k);
-            for (int64_t d = 0; d < D; d += 8)
-            {
-                for (int64_t i = 0; i < 8; ++i)
-                {
-                    to[d + i] = from != nullptr ? toFloat(from[d + i]) : 0.F;
-                }
-            }
-        }
-    }
-
-    void logits(int64_t tile)
-    {
-        using Reg = typename L::Reg;
-        int64_t const D = mHead.D;
-        float const* const q = mHead.packed + tile * D * kWIDTH;
-        for (int64_t r = 0; r < mPadded; r += kGROUP)
-        {
-            float const* const rows = mFloats + r * D;
-            Reg sums[kGROUP][kREGS];
-            for (int64_t i = 0; i < kGROUP; ++i)
-            {
-                for (int64_t n = 0; n < kREGS; ++n)
-                {
-                    sums[i][n] = L::set(mBias[r + i]);
-                }
-            }
-            for (int64_t d = 0; d < D; ++d)
-            {
-                Reg query[kREGS];
-                for (int64_t n = 0; n < kREGS; ++n)
-                {
-                    query[n] = L::load(q + d * kWIDTH + n * L::kLANES);
-                }
-                for (int64_t i = 0; i < kGROUP; ++i)
-                {
-                    Reg const value = L::set(rows[i * D + d]);
-                    for (int64_t n = 0; n < kREGS; ++n)
-                    {
-                        sums[i][n] = L::fma(value, query[n], sums[i][n]);
-                    }
-                }
-            }
-            for (int64_t i = 0; i < kGROUP; ++i)
-            {
-                for (int64_t n = 0; n < kREGS; ++n)
-                {
-                    L::store(mLogits + (r + i) * kWIDTH + n * L::kLANES, sums[i][n]);
-                }
-            }
-        }
-    }
-
-    //! The block's logits into the maxima and sums of the tile's queries.
-    void accumulateSums(int64_t tile)
-    {
-        using Reg = typename L::Reg;
-        for (int64_t n = 0; n < kREGS; ++n)
-        {
-            int64_t const at = tile * kWIDTH + n * L::kLANES;
-            float const* const logit = mLogits + n * L::kLANES;
-            Reg const before = L::load(mHead.maxima + at);
-            Reg maximum = before;
-            for (int64_t r = 0; r < mPadded; ++r)
-            {
-                maximum = L::max(L::load(logit + r * kWIDTH), maximum);
-            }
-            L::store(mHead.maxima + at, maximum);
-            float shift[L::kLANES];
-            L::store(shift, maximum);
-            for (int i = 0; i < L::kLANES; ++i)
-            {
-                shift[i] = shiftOf<L>(shift[i]);
-            }
-            Reg const shifts = L::load(shift);
-            Reg sum = L::mul(L::load(mHead.sums + at), exp2<L>(L::sub(before, shifts)));
-            for (int64_t r = 0; r < mPadded; ++r)
-            {
-                sum = L::add(sum, exp2<L>(L::sub(L::load(logit + r * kWIDTH), shifts)));
-            }
-            L::store(mHead.sums + at, sum);
-        }
-    }
-
     //! Adds the softmax weights of the tile's queries to total [rows].
     void addWeights(int64_t tile, float* total) const
     {
         using Reg = typename L::Reg;
         int64_t const at = tile * kWIDTH;
-        Reg const shift0 = L::load(mHead.maxima + at);
-        Reg const shift1 = L::load(mHead.maxima + at + L::kLANES);
-        Reg const share0 = L::load(mHead.sums + at);
-        Reg const share1 = L::load(mHead.sums + at + L::kLANES);
-        for (int64_t r = 0; r < mRows; ++r)
+        Reg const shift0 = L::load(this->mHead.maxima + at);
+        Reg const shift1 = L::load(this->mHead.maxima + at + L::kLANES);
+        Reg const share0 = L::load(this->mHead.sums + at);
+        Reg const share1 = L::load(this->mHead.sums + at + L::kLANES);
+        for (int64_t r = 0; r < this->mRows; ++r)
         {
-            float const* const logit = mLogits + r * kWIDTH;
+            float const* const logit = this->mLogits + r * kWIDTH;
             Reg const weight0 = exp2<L>(L::sub(L::load(logit), shift0));
             Reg const weight1 = exp2<L>(L::sub(L::load(logit + L::kLANES), shift1));
             total[r] += L::sumOf(L::fma(weight1, share1, L::mul(weight0, share0)));
         }
     }
-
-    ScoreHead const& mHead;
-    int64_t mTiles;
-    int64_t mRows = 0;
-    int64_t mPadded = 0;
-    alignas(64) float mFloats[kSCORE_ROWS * kMAX_HEAD_DIM];
-    alignas(64) float mLogits[kSCORE_ROWS * kWIDTH];
-    float mBias[kSCORE_ROWS];
 };
 
 template <typename L, typename T>
-void headImportance(ScoreHead const& head)
+void headImportance(WindowHead const& head, float* importance)
 {
     HeadScorer<L, T> scorer(head);
-    scorer.run();
+    scorer.run(importance);
 }
 
 template <typename L, typename T>

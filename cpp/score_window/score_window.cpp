@@ -38,7 +38,7 @@ void checkScoreParams(hubkv_score_window_params const& params)
 ScoreWorkspace::ScoreWorkspace(hubkv_score_window_params const& params)
 {
     hubkv_cache_params const& cache = params.candidates.cache;
-    queries = (params.W * (params.Hq / cache.Hkv) + kSCORE_QUERIES - 1) / kSCORE_QUERIES * kSCORE_QUERIES;
+    queries = (params.W * (params.Hq / cache.Hkv) + kWINDOW_QUERIES - 1) / kWINDOW_QUERIES * kWINDOW_QUERIES;
     int64_t const all = checkedProduct("workspace", cache.L * cache.Hkv, queries);
     WorkspaceCarver carver;
     packed = carver.take<float>(checkedProduct("workspace", all, cache.D));

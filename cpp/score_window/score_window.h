@@ -6,14 +6,13 @@
 #include "common/candidates.h"
 #include "common/workspace.h"
 #include "hubkv/hubkv.h"
+#include "score_window/window_head.h"
 
 #include <cstdint>
 
 namespace hubkv
 {
 
-constexpr int64_t kSCORE_QUERIES = 32;    // W * G is padded to a multiple of this
-constexpr int64_t kSCORE_ROWS = 64;       // candidates that are scored together
 constexpr float kSMALLEST_SHARE = 1e-10F; // added to a share of the rkv score before its logarithm
 
 //! The arrays of one hubkv_score_window call, as hubkv.h describes them.
@@ -42,26 +41,11 @@ struct ScoreWorkspace
     int64_t bytes;
 };
 
-//! The importance of one head's candidates.
-struct ScoreHead
-{
-    HeadCandidates const& candidates;
-    void const* q; // query 0 of the window, first query head of the kv head
-    int64_t W;
-    int64_t G;
-    int64_t tokenStride; // elements
-    int64_t D;
-    float scale; // in units of log 2
-    float* packed;
-    float* maxima;
-    float* sums;
-    float* importance; // [count]
-};
-
 //! The kernels of one instruction set and element type.
 struct ScoreKernels
 {
-    void (*importance)(ScoreHead const& head);
+    //! importance [candidates]
+    void (*importance)(WindowHead const& head, float* importance);
     //! to [D] = the row.
     void (*widen)(char const* from, int64_t D, float* to);
 };

@@ -23,6 +23,8 @@
 
 #include "attend/kernels.h"
 
+#include "score_window/query_tiles.h"
+
 #include "score_window/score_rows.h"
 
 namespace hubkv

@@ -168,10 +168,11 @@ void scoreWindowHost(hubkv_score_window_params const& params, ScoreArrays const&
             float* const transformed = arrays.transformed + candidates.first;
             char const* const q = static_cast<char const*>(arrays.q)
                 + (layer * params.W * params.Hq + (number - layer * shape.Hkv) * G) * queryBytes;
-            kernels.importance(ScoreHead{candidates, q, params.W, G, params.Hq * shape.D, shape.D, scale * kLOG2_E,
-                layout.packed.in(workspace) + number * layout.queries * shape.D,
-                layout.maxima.in(workspace) + number * layout.queries,
-                layout.sums.in(workspace) + number * layout.queries, transformed});
+            kernels.importance(WindowHead{candidates, q, params.W, G, params.Hq * shape.D, shape.D, scale * kLOG2_E,
+                                   layout.packed.in(workspace) + number * layout.queries * shape.D,
+                                   layout.maxima.in(workspace) + number * layout.queries,
+                                   layout.sums.in(workspace) + number * layout.queries},
+                transformed);
             for (int64_t i = 0; i < count; ++i)
             {
                 raw[i] = candidates.row(i).k != nullptr ? std::log(transformed[i]) : kMINUS_INFINITY;

@@ -12,6 +12,7 @@ OK, INVALID_ARGUMENT, NOT_SUPPORTED, CUDA_ERROR, INTERNAL_ERROR = range(5)
 CPU, CUDA = range(2)
 FLOAT32, FLOAT16, BFLOAT16 = range(3)
 SCORE_VANILLA, SCORE_SNAPKV, SCORE_RKV = range(3)
+LEVELS = 32
 
 
 class RefineParams(ctypes.Structure):
@@ -110,6 +111,18 @@ class ScoreWindowParams(ctypes.Structure):
     ]
 
 
+class HeldOutLossParams(ctypes.Structure):
+    """hubkv_held_out_loss_params"""
+
+    _fields_ = [
+        ("candidates", CandidatesParams),
+        ("W", c_int64),
+        ("Hq", c_int64),
+        ("tailLength", c_int64),
+        ("scale", c_float),
+    ]
+
+
 class CalibrateTopPParams(ctypes.Structure):
     """hubkv_calibrate_top_p_params"""
 
@@ -164,6 +177,11 @@ PROTOTYPES: dict[str, tuple[type, tuple[type, ...]]] = {
     "hubkv_score_window": (
         c_int32,
         (*_DEVICE_AND_STREAM, POINTER(ScoreWindowParams), *(c_void_p,) * 9, *_WORKSPACE),
+    ),
+    "hubkv_held_out_loss_workspace": (c_int32, (c_int32, POINTER(HeldOutLossParams), *_BYTES)),
+    "hubkv_held_out_loss": (
+        c_int32,
+        (*_DEVICE_AND_STREAM, POINTER(HeldOutLossParams), *(c_void_p,) * 8, *_WORKSPACE),
     ),
     "hubkv_calibrate_top_p_workspace": (c_int32, (c_int32, POINTER(CalibrateTopPParams), *_BYTES)),
     "hubkv_calibrate_top_p": (

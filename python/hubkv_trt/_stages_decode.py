@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""score_window, calibrate_top_p and select_ragged, in the way of ``_stages_prefill.py``: what a sequence keeps when it
-is compressed again while it decodes.
+"""score_window, held_out_loss, calibrate_top_p and select_ragged, in the way of ``_stages_prefill.py``: what a sequence
+keeps when it is compressed again while it decodes.
 
 The *candidates* of a (layer, KV head) are the rows that may be dropped: its compact rows, then the first
 ``tail_tokens`` tokens of its tail. Arrays over the candidates of all heads are ragged and packed, N = K +
@@ -166,6 +166,95 @@ def _check_scores(scores: Tensor, name: str, candidate_positions: Tensor, candid
     if candidate_offsets.numel() < 2:
         raise ValueError(f"candidate_offsets: {shape_text(candidate_offsets)} is not [L*Hkv + 1]")
     return candidate_offsets.numel() - 1
+
+
+@operator()
+def held_out_loss(
+    q: Tensor,
+    ranking: Tensor,
+    candidate_positions: Tensor,
+    arena: Tensor,
+    segments: Tensor,
+    block_table: Tensor,
+    tail_tokens: int,
+    tail_length: int,
+    num_kv_heads: int,
+    page_tokens: int,
+    page_base: int,
+    sink_tokens: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """What each head loses by keeping fewer candidates, as queries say that had no part in ranking them.
+
+    Per head, candidates are cut into 32 levels by how far below the best they rank, half a unit each:
+    level_i = min(31, floor(2 * (max ranking - ranking_i))). loss[b] is the mean over the W * G queries of the squared
+    attention mass on candidates of level b or more, in a softmax over all that a query sees: the candidates and the
+    tail tokens behind them up to its own. rows[b] is how many candidates are left without those, protected ones
+    included. ``include/hubkv/hubkv.h`` has every detail.
+
+    Args:
+        q: [L, W, Hq, D] of the cache's dtype, RoPE applied: queries of the last W tokens of the tail, oldest first.
+            1 <= W <= 256.
+        ranking: float32 [N], logarithms: ``transformed`` of :func:`score_window` with earlier queries.
+        candidate_positions: int32 [N], from :func:`score_window`.
+        arena: uint8 [bytes].
+        segments: int64 [1, 4], byte offsets of the sequence's segment as for :func:`plan`.
+        block_table: int32 [1, maxPages], with pages for the whole tail.
+        tail_tokens: how many of the first tail tokens are candidates.
+        tail_length: tokens of the tail, at least tail_tokens + W.
+        num_kv_heads: Hkv.
+        page_tokens: P.
+        page_base: byte offset of page 0 in the arena.
+        sink_tokens: candidates at positions below are protected.
+        scale: of the logits; 0 means 1/sqrt(D).
+
+    Returns:
+        loss float32 [L*Hkv, 33] and rows int32 [L*Hkv, 33]: loss falls and rows grow along a row, to 0 and all
+        candidates.
+    """
+    check_dims(q, "q", "L W Hq D")
+    check(q, "q", q.dtype, q.shape, q.device)
+    check(ranking, "ranking", torch.float32, (None,), q.device)
+    check(candidate_positions, "candidate_positions", torch.int32, tuple(ranking.shape), q.device)
+    num_layers, num_queries, num_heads, _ = q.shape
+    heads = num_layers * num_kv_heads
+    candidates = candidates_params(
+        q,
+        "q",
+        arena,
+        segments,
+        block_table,
+        num_layers,
+        num_kv_heads,
+        ranking.numel() - heads * tail_tokens,
+        tail_tokens,
+        0,
+        page_tokens,
+        page_base,
+        sink_tokens,
+    )
+    params = _abi.HeldOutLossParams(candidates, num_queries, num_heads, tail_length, scale)
+    device, stream = place(q)
+    scratch = workspace(q, workspace_bytes("hubkv_held_out_loss_workspace", device, params))
+    loss = torch.empty(heads, _abi.LEVELS + 1, dtype=torch.float32, device=q.device)
+    rows = torch.empty(heads, _abi.LEVELS + 1, dtype=torch.int32, device=q.device)
+    call(
+        "hubkv_held_out_loss",
+        device,
+        stream,
+        params,
+        address(q),
+        address(ranking),
+        address(candidate_positions),
+        arena_table(arena),
+        address(segments),
+        address(block_table),
+        address(loss),
+        address(rows),
+        address(scratch),
+        scratch.numel(),
+    )
+    return loss, rows
 
 
 @operator()

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ._abi import LEVELS
 from ._library import cpu_isa, has_cuda, num_threads, set_num_threads, version
 from ._operators import LIBRARY
 from ._stages_cache import append, attend, plan
-from ._stages_decode import calibrate_top_p, score_window, select_ragged
+from ._stages_decode import calibrate_top_p, held_out_loss, score_window, select_ragged
 from ._stages_prefill import compact, compact_into, refine, select
 from ._stages_rewrite import merge_into, rewrite_into
 
@@ -34,6 +35,7 @@ __all__ = [
     "attend",
     "append",
     "score_window",
+    "held_out_loss",
     "calibrate_top_p",
     "select_ragged",
     "rewrite_into",
@@ -122,6 +124,24 @@ def _(
         q.new_empty(size, dtype=torch.int32),
         q.new_empty((heads + 1,), dtype=torch.int64),
     )
+
+
+@torch.library.register_fake("hubkv::held_out_loss", lib=LIBRARY)
+def _(
+    q: Tensor,
+    ranking: Tensor,
+    candidate_positions: Tensor,
+    arena: Tensor,
+    segments: Tensor,
+    block_table: Tensor,
+    tail_tokens: int,
+    tail_length: int,
+    num_kv_heads: int,
+    *others: object,
+) -> tuple[Tensor, Tensor]:
+    _same_device(q, ranking, candidate_positions, arena, segments, block_table)
+    shape = (q.shape[0] * num_kv_heads, LEVELS + 1)
+    return q.new_empty(shape, dtype=torch.float32), q.new_empty(shape, dtype=torch.int32)
 
 
 @torch.library.register_fake("hubkv::calibrate_top_p", lib=LIBRARY)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoding_cache import DecodingCache, decoding_cache
+from decoding_cache import SINKS, DecodingCache, decoding_cache
 from device.moved import computing_on
 from hubkv_trt import ops, reference
 from ragged_cache import RaggedCache, as_numpy, new_rows, random_cache
@@ -137,6 +137,20 @@ def check_decode() -> None:
             for x, y in zip(got[2:], want[2:], strict=True):
                 same_bytes(x, y, case)
             compare_selection(decoding, got, case)
+        compare_loss(decoding, window, f"held_out_loss {dtype}, D = {head_dim}, W = {window}")
+
+
+def compare_loss(decoding: DecodingCache, window: int, case: str) -> None:
+    """held_out_loss of rankings by other queries, where the tail has room behind the candidates: rows exactly."""
+    cache = decoding.cache
+    early = replace(decoding, tail_tokens=int(cache.tail_lengths[0]) - window)
+    _, ranking, places, _ = ops.score_window(*early.score_arguments(early.queries(2, 3)))
+    sizes = (early.tail_tokens, int(cache.tail_lengths[0]), cache.num_kv_heads, cache.page_tokens, cache.page_base)
+    arguments = (early.queries(window, 3, 2), ranking, places, *early.tables, *sizes, SINKS, 0.0)
+    loss, rows = ops.held_out_loss(*arguments)
+    want = reference.held_out_loss(*[as_numpy(x) if isinstance(x, Tensor) else x for x in arguments])
+    np.testing.assert_allclose(loss.double(), want[0], rtol=1e-4, atol=1e-6, err_msg=case)
+    same_bytes(rows, want[1], case)
 
 
 def compare_selection(decoding: DecodingCache, scores: tuple[Tensor, ...], case: str) -> None:

@@ -22,6 +22,7 @@ STAGES = (
     "attend",
     "append",
     "score_window",
+    "held_out_loss",
     "calibrate_top_p",
     "select_ragged",
     "rewrite_into",

@@ -327,6 +327,46 @@ HUBKV_API hubkv_status hubkv_score_window(hubkv_device device, void* stream, hub
     int64_t* candidateOffsets,   /* [L*Hkv + 1] */
     void* workspace, int64_t workspaceBytes);
 
+/* ---- held_out_loss: what a head loses by keeping fewer candidates ----------------------------------------------------
+ *
+ * How many candidates a head needs is not seen by the queries that chose them: a sharp head's few best hold nearly all mass
+ * of the queries that ranked them, and much less of later ones'. So candidates are ranked by earlier queries and judged by W
+ * later ones, which had no say (the rule is ours). For each head:
+ *   level_i = floor(2 * (max ranking - ranking_i)), the maximum being that of candidates which are not protected; 0..31:
+ *             larger numbers, NaN, -inf, and all where the maximum is no finite number, are 31. Protected ones have none.
+ *   weight_i = softmax_i(scale * q . k_i + row_bias_i) over all rows that the query sees: the candidates, and tail tokens
+ *             tailTokens..tailLength - W + w, for query w of 0..W-1 (RoPE applied), whose own token is the last of these
+ *   lost_b  = sum of weight_i over candidates of level b or more
+ *   loss[b] = mean over the W * G queries of lost_b ^ 2, for b in 0..31; loss[32] = 0
+ *   rows[b] = how many candidates are protected or of a level below b
+ * float32 sums. A row that is not in the arena weighs nothing. The square: attention without some rows is that of the others,
+ * wrong by lost_b times the distance between the mean values of the two.
+ */
+#define HUBKV_LEVELS 32
+
+typedef struct
+{
+    hubkv_candidates_params candidates;
+    int64_t W;  /* queries of each query head, 1..256 */
+    int64_t Hq; /* G = Hq / Hkv in 1..16 */
+    int64_t
+        tailLength; /* tokens of the tail: tailTokens + W or more, at most maxPages * P; K + L * Hkv * tailLength <= 2^31 - 1 */
+    float scale; /* 0 means 1 / sqrt(D) */
+} hubkv_held_out_loss_params;
+
+HUBKV_API hubkv_status hubkv_held_out_loss_workspace(
+    hubkv_device device, hubkv_held_out_loss_params const* params, int64_t* bytes);
+HUBKV_API hubkv_status hubkv_held_out_loss(hubkv_device device, void* stream, hubkv_held_out_loss_params const* params,
+    void const* q,                     /* [L, W, Hq, D] */
+    float const* ranking,              /* [N] */
+    int32_t const* candidatePositions, /* [N] */
+    int64_t const* arena,              /* [2] */
+    int64_t const* segments,           /* [1, 4] */
+    int32_t const* blockTable,         /* [1, maxPages] */
+    float* loss,                       /* [L*Hkv, HUBKV_LEVELS + 1] */
+    int32_t* rows,                     /* [L*Hkv, HUBKV_LEVELS + 1] */
+    void* workspace, int64_t workspaceBytes);
+
 /* ---- calibrate_top_p: how many candidates each head keeps ------------------------------------------------------------
  *
  * Candidates of a head rank: protected ones first, by index; then by value, of equal ones the lower index first; NaN counts

@@ -8,6 +8,7 @@ from .append import append
 from .attend import attend
 from .calibrate_top_p import calibrate_top_p
 from .compact import compact, compact_into
+from .held_out_loss import held_out_loss
 from .merge import merge_into
 from .plan import plan
 from .refine import refine
@@ -25,6 +26,7 @@ __all__ = [
     "attend",
     "append",
     "score_window",
+    "held_out_loss",
     "calibrate_top_p",
     "select_ragged",
     "rewrite_into",

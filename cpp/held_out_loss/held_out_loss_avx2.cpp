@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attend/tile.h"
+#include "held_out_loss/held_out_loss.h"
+
+#if HUBKV_X86
+
+// From here to the end everything is compiled for these instructions, templates too; what is included before is not.
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+#endif
+
+#include "attend/lanes_avx2.h"
+
+#include "attend/kernels.h"
+
+#include "score_window/query_tiles.h"
+
+#include "held_out_loss/loss_rows.h"
+
+namespace hubkv
+{
+
+LossKernel lossKernelAvx2(hubkv_dtype dtype)
+{
+    return lossKernelOf<Avx2>(dtype);
+}
+
+} // namespace hubkv
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#endif // HUBKV_X86
