@@ -33,6 +33,7 @@ examples:
 ROOT = Path(__file__).resolve().parent.parent
 TEXTS = ("examples/station_handbook.txt", "docs/architecture.md", "python/hubkv_trt/runtime/llm.py")
 PROMPT = 64  # tokens of a text that are the prompt
+OWN = {"own": 0.0, "own, sampled": 0.8}  # what the dense run generates behind the first prompt, by temperature
 
 
 def main() -> None:
@@ -169,16 +170,18 @@ def speed_table(speed: dict[str, Any]) -> str:
 
 
 def likelihood(llm: Any, config: Any, args: argparse.Namespace, dense: Any) -> dict[str, Any]:
-    """By text: NLL of its tokens, mean, and rows of a head at the end. The text ``own`` is what dense generates."""
+    """By text, those of ``OWN`` with it: NLL of its tokens, mean, and rows of a head at the end."""
     from hubkv_trt.runtime.llm import SamplingParams
 
-    ids = {path.name: llm.tokenizer(path.read_text())["input_ids"] for path in args.texts}
     if dense is None:
+        ids = {path.name: llm.tokenizer(path.read_text())["input_ids"] for path in args.texts}
         first = next(iter(ids.values()))[:PROMPT]
-        (output,) = llm.generate([first], SamplingParams(max_tokens=args.tokens, ignore_eos=True), ratio=0.0)
-        ids["own"] = first + output.token_ids
+        for name, temperature in OWN.items():
+            params = SamplingParams(max_tokens=args.tokens, ignore_eos=True, temperature=temperature, seed=0)
+            (output,) = llm.generate([first], params, ratio=0.0)
+            ids[name] = first + output.token_ids
     else:
-        ids["own"] = dense["own"]["token_ids"]
+        ids = {name: found["token_ids"] for name, found in dense.items()}
     found = {}
     for name, tokens in ids.items():
         tokens = tokens[: min(PROMPT + args.tokens, llm.config.model.max_position_embeddings)]

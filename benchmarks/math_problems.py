@@ -81,9 +81,7 @@ def main() -> None:
     parser = common.arguments(DESCRIPTION, EPILOG)
     parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="the problems")
     parser.add_argument("--engine", type=Path, default=DEFAULT_OUTPUT, metavar="DIR", help="(default: %(default)s)")
-    parser.add_argument(
-        "--decode-compression", type=hard_kv, metavar="default|NAME=VALUE,...", help="as hubkv generate"
-    )
+    parser.add_argument("--decode-compression", type=hard_kv, metavar="PRESET,NAME=VALUE,...", help="as hubkv generate")
     parser.add_argument("--max-tokens", type=int, default=4096, metavar="N", help="of an answer (default: 4096)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0: greedy (default)")
     parser.add_argument("--samples", type=int, default=1, metavar="N", help="answers to a problem (default: 1)")

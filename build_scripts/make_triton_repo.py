@@ -58,7 +58,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--decode-compression",
         type=hard_kv,
-        metavar="default|NAME=VALUE,...",
+        metavar="PRESET,NAME=VALUE,...",
         help="compress caches while decoding (default: as the engine was built)",
     )
     parser.add_argument("--force", action="store_true", help="replace the model if it is there")

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from hubkv_trt import reference
-from hubkv_trt.config import HardKVConfig, HubKVConfig
+from hubkv_trt import ops, reference
+from hubkv_trt.config import Budgets, HardKVConfig, HubKVConfig, Importance
+from hubkv_trt.runtime.cascade import Cascade
 from hubkv_trt.runtime.executors.condense import refined
 from hubkv_trt.runtime.llm import LLM, RequestError, SamplingParams
 from hubkv_trt.runtime.segment import Segment
@@ -23,6 +24,8 @@ from hubkv_trt.runtime.sequence import Sequence
 
 EVERYTHING = HardKVConfig(p=1.0, query_window=8, interval=16, recent=16, layer_budget=None, upper_budget=None)
 SOME = EVERYTHING.replace(p=0.8, layer_budget=64, upper_budget=96)
+SHARED = SOME.replace(budgets=Budgets.HELD_OUT, fill=True)
+JUDGED = EVERYTHING.replace(budgets=Budgets.HELD_OUT)
 LONG = SamplingParams(max_tokens=120, ignore_eos=True)
 
 
@@ -30,7 +33,7 @@ LONG = SamplingParams(max_tokens=120, ignore_eos=True)
 def llms(tiny_engine: Callable[..., Path]) -> dict[HardKVConfig, LLM]:
     return {
         config: LLM(tiny_engine("llama"), decode_compression=config, cache_bytes=64 << 20)
-        for config in (EVERYTHING, SOME)
+        for config in (EVERYTHING, SOME, SHARED, JUDGED)
     }
 
 
@@ -52,10 +55,11 @@ def without(params: SamplingParams) -> SamplingParams:
     return dataclasses.replace(params, decode_compression=False)
 
 
+@pytest.mark.parametrize("config", [EVERYTHING, JUDGED], ids=["mass", "held_out"])
 @pytest.mark.parametrize("ratio", [0.0, 0.5])
-def test_nothing_is_lost_where_everything_is_kept(llms: dict[Any, LLM], ratio: float) -> None:
-    (plain,) = llms[EVERYTHING].generate(ids(40), without(LONG), ratio=ratio)
-    (kept,) = llms[EVERYTHING].generate(ids(40), LONG, ratio=ratio)
+def test_nothing_is_lost_where_everything_is_kept(llms: dict[Any, LLM], config: HardKVConfig, ratio: float) -> None:
+    (plain,) = llms[config].generate(ids(40), without(LONG), ratio=ratio)
+    (kept,) = llms[config].generate(ids(40), LONG, ratio=ratio)
     assert kept.token_ids == plain.token_ids
     assert kept.stats.condensations >= 5
     moved = 120 - 1 - 16  # of the tokens fed, those that may have left the tail
@@ -83,11 +87,61 @@ def test_budgets_bound_the_rows_and_the_tail(llms: dict[Any, LLM]) -> None:
     assert stats.seconds["condense"] > 0
 
 
-def test_a_sequence_gives_the_same_alone_and_in_any_batch(llms: dict[Any, LLM]) -> None:
+def test_all_heads_share_the_rows_of_all_layers(llms: dict[Any, LLM]) -> None:
+    (output,) = llms[SHARED].generate(ids(200), LONG, ratio=0.0)
+    rows = output.stats.condensed_rows
+    assert rows.sum() == SHARED.layer_budget * rows.size
+    assert SHARED.min_rows <= rows.min() < rows.max() <= SHARED.upper_budget
+    assert len(set(rows.sum(axis=1).tolist())) > 1  # layers differ, too
+    fewer = dataclasses.replace(LONG, decode_compression=SHARED.replace(fill=False, p=0.5))
+    (output,) = llms[SHARED].generate(ids(200), fewer, ratio=0.0)
+    assert output.stats.condensed_rows.sum() < rows.sum()
+
+
+@pytest.mark.parametrize("changes", [{}, {"refine": True}, {"importance": Importance.RKV}])
+def test_queries_that_judge_did_not_order(
+    tiny_engine: Callable[..., Path], changes: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a window of 32 the two oldest order the rows, and the others judge, over the tail up to their own tokens."""
+    config = SHARED.replace(query_window=32, interval=32, recent=32, **changes)
+    windows, scored, judged = [], [], []
+    take, score, judge = Cascade.take_queries, ops.score_window, ops.held_out_loss
+
+    def took(cascade: Cascade) -> torch.Tensor:
+        windows.append(take(cascade).clone())
+        return windows[-1]
+
+    def scores(q: torch.Tensor, *others: Any) -> Any:
+        scored.append((q, score(q, *others)))
+        return scored[-1][1]
+
+    def judges(*arguments: Any) -> Any:
+        judged.append(arguments)
+        return judge(*arguments)
+
+    monkeypatch.setattr(Cascade, "take_queries", took)
+    monkeypatch.setattr(ops, "score_window", scores)
+    monkeypatch.setattr(ops, "held_out_loss", judges)
+    llm = LLM(tiny_engine("llama"), decode_compression=config, cache_bytes=64 << 20)
+    llm.generate(ids(200), LONG, ratio=0.0)
+    assert len(windows) == len(judged) >= 2
+    ordering = [found for found in scored if found[0].shape[1] == 2]
+    for window, (early, order), (q, ranking, places, *_, moved, length, _, _, _, _, _) in zip(
+        windows, ordering, judged, strict=True
+    ):
+        assert torch.equal(early, window[:, :2])
+        assert torch.equal(q, window[:, 2:])
+        assert torch.equal(ranking, order[1])
+        assert torch.equal(places, order[2])
+        assert (moved, length) == (32, config.tail_tokens)
+
+
+@pytest.mark.parametrize("config", [SOME, SHARED], ids=["mass", "held_out"])
+def test_a_sequence_gives_the_same_alone_and_in_any_batch(llms: dict[Any, LLM], config: HardKVConfig) -> None:
     prompts = [ids(30 * i, i) for i in range(1, 5)]
     params = [dataclasses.replace(LONG, max_tokens=50 + 20 * i) for i in range(4)]
-    together = llms[SOME].generate(prompts, params, ratio=0.5)
-    alone = [llms[SOME].generate(p, s, ratio=0.5)[0] for p, s in zip(prompts, params, strict=True)]
+    together = llms[config].generate(prompts, params, ratio=0.5)
+    alone = [llms[config].generate(p, s, ratio=0.5)[0] for p, s in zip(prompts, params, strict=True)]
     assert [o.token_ids for o in together] == [o.token_ids for o in alone]
     assert all(o.stats.condensations > 0 for o in alone)
 

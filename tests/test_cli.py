@@ -16,7 +16,7 @@ import pytest
 from hubkv_trt import __version__
 from hubkv_trt.cli import COMMANDS, main
 from hubkv_trt.commands import build, common
-from hubkv_trt.config import DEFAULT_PRESET, PRESETS, HubKVConfig, Scope
+from hubkv_trt.config import DEFAULT_PRESET, PRESETS, HardKVConfig, HubKVConfig, Scope
 from hubkv_trt.engine.directory import load_engine, read_config
 from hubkv_trt.runtime.llm import LLM, SamplingParams
 
@@ -91,6 +91,9 @@ def test_help(command: str, hubkv: Any) -> None:
         ("generate", "--prompt", "a", "--prompt", "b", "--stream"),
         ("generate", "--prompt", "a", "--ratio", "1.5"),
         ("generate", "--prompt", "a", "--log-probs"),
+        ("generate", "--prompt", "a", "--decode-compression", "best"),
+        ("generate", "--prompt", "a", "--decode-compression", "layer_budget=512,held_out"),
+        ("generate", "--prompt", "a", "--decode-compression", ""),
         ("bench", "--lengths", "0"),
         ("bench", "--lengths", ""),
         ("bench", "--ratios", "0,1"),
@@ -191,6 +194,15 @@ def test_build_then_info(hubkv: Any, tiny_model: Make, tiny_gate: Make, tmp_path
     assert read_config(output) == config
     assert hubkv("build", "--model", tiny_model("qwen3"), "--output", output, "--force", "--quiet") == (0, "", "")
     assert read_config(output).hubkv is None
+
+
+def test_decode_compression_is_a_preset_and_changes() -> None:
+    assert common.hard_kv("default") == HardKVConfig()
+    assert common.hard_kv("p=0.8,fill=true") == HardKVConfig(p=0.8, fill=True)
+    assert common.hard_kv("held_out") == HardKVConfig.from_preset("held_out")
+    assert common.hard_kv("held_out,layer_budget=512,fill=false") == HardKVConfig.from_preset(
+        "held_out", layer_budget=512, fill=False
+    )
 
 
 def test_every_parameter_has_an_option() -> None:

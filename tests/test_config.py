@@ -16,9 +16,11 @@ from hubkv_trt.config import (
     DEFAULT_PRESET,
     PRESETS,
     Backend,
+    Budgets,
     Config,
     DType,
     EngineConfig,
+    HardKVConfig,
     HubKVConfig,
     ModelConfig,
     RopeConfig,
@@ -235,6 +237,8 @@ def test_wrong_hubkv_values(field: str, value: float) -> None:
         MODEL,
         RopeConfig(),
         HubKVConfig.from_preset("fastkvzip", scope=Scope.HEAD),
+        HardKVConfig(),
+        HardKVConfig.from_preset("held_out", layer_budget=300, condensed_rows=4),
     ],
 )
 def test_round_trip(config: Config) -> None:
@@ -287,6 +291,53 @@ def test_from_dict_fills_in_defaults() -> None:
 def test_from_dict_refuses(cls: type[Config], data: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cls.from_dict(data)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"p": 0}, r"p: 0\.0 is not a number in \(0, 1\]"),
+        ({"p": 1.5}, "p: 1.5"),
+        ({"query_window": 0}, "query_window: 0 is not an integer in 1..256"),
+        ({"query_window": 257, "interval": 300, "recent": 300}, "query_window: 257"),
+        ({"query_window": 1, "budgets": "held_out"}, "query_window: 1 is not at least 2 with budgets = held_out"),
+        ({"interval": 15}, "interval: 15 is not an integer >= 16"),
+        ({"interval": 16}, "interval: 16 is not at least query_window = 32"),
+        ({"recent": 31}, "recent: 31 is not at least query_window = 32"),
+        ({"layer_budget": 0}, "layer_budget: 0"),
+        ({"layer_budget": 7}, "layer_budget: 7 is not an integer >= 8 or null"),
+        ({"upper_budget": 2.5}, "upper_budget: 2.5"),
+        ({"sink_tokens": -1}, "sink_tokens: -1"),
+        ({"min_rows": -1}, "min_rows: -1"),
+        ({"importance": "h2o"}, "importance: 'h2o' is not one of vanilla, snapkv, rkv"),
+        ({"budgets": "equal"}, "budgets: 'equal' is not one of mass, held_out"),
+        ({"pool_kernel": 4}, "pool_kernel: 4"),
+        ({"importance_share": 2}, "importance_share: 2"),
+        ({"fill": 1}, "fill: 1 is not true or false"),
+        ({"fill": True, "layer_budget": None}, "fill: True is not possible without a layer_budget"),
+        ({"condensed_rows": 257}, "condensed_rows: 257"),
+        ({"condensed_rows": 4, "layer_budget": None}, "condensed_rows: 4 is not possible without a layer_budget"),
+        ({"condensed_rows": 9, "condense": "summarize"}, "condensed_rows: 9 is not at most 8"),
+        ({"condense": "drop"}, "condense: .* is not merge or summarize"),
+        ({"layer_budgets": 9}, "HardKVConfig.layer_budgets: unknown key"),
+    ],
+)
+def test_hard_kv_refuses(data: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HardKVConfig.from_dict(data)
+
+
+def test_hard_kv_presets() -> None:
+    assert HardKVConfig.from_preset() == HardKVConfig()
+    shared = HardKVConfig.from_preset("held_out", layer_budget=512)
+    assert (shared.budgets, shared.fill, shared.layer_budget, shared.upper_budget) == (
+        Budgets.HELD_OUT,
+        True,
+        512,
+        None,
+    )
+    with pytest.raises(ValueError, match="preset: 'best' is not one of default, held_out"):
+        HardKVConfig.from_preset("best")
 
 
 @pytest.mark.parametrize(

@@ -160,9 +160,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--decode-compression",
         type=hard_kv,
-        metavar="default|NAME=VALUE,...",
-        help="compress the KV cache while decoding too (HARD-KV; docs/hard-kv.md lists the names): default, or such as "
-        "p=0.9,layer_budget=512 (with --backend eager)",
+        metavar="PRESET,NAME=VALUE,...",
+        help="compress the KV cache while decoding too (HARD-KV; docs/hard-kv.md lists the names): default, held_out, "
+        "or such as held_out,layer_budget=512 (with --backend eager)",
     )
     group = parser.add_argument_group("TensorRT", "refused with --backend eager; docs/tensorrt.md explains the plans")
     group.add_argument(

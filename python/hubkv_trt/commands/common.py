@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from ..config import HardKVConfig
+from ..config import HARD_KV_PRESETS, HardKVConfig
 
 _Number = TypeVar("_Number", int, float)
 
@@ -80,16 +80,20 @@ def _list(text: str, number: Callable[[str], _Number], within: Callable[[_Number
 
 
 def hard_kv(text: str) -> HardKVConfig:
-    """``p=0.9,layer_budget=512``: parameters of the compression while decoding; ``default``: the paper's."""
-    data: dict[str, Any] = {}
-    for part in [] if text == "default" else text.split(","):
+    """``p=0.9,layer_budget=512``: parameters of the compression while decoding. A preset's name may come first."""
+    first, *others = parts = [part.strip() for part in text.split(",")]
+    preset, parts = (first, others) if first in HARD_KV_PRESETS else ("default", parts)
+    data: dict[str, Any] = dict(HARD_KV_PRESETS[preset])
+    for part in parts:
         name, equals, value = part.partition("=")
         try:
             data[name.strip()] = json.loads(value)
         except ValueError:
             data[name.strip()] = value.strip()
         if not equals:
-            raise argparse.ArgumentTypeError(f"{part!r} is not NAME=VALUE, such as p=0.9 or layer_budget=512")
+            names = ", ".join(HARD_KV_PRESETS)
+            message = f"{part!r} is not NAME=VALUE, such as layer_budget=512; the first may be one of {names}"
+            raise argparse.ArgumentTypeError(message)
     try:
         return HardKVConfig.from_dict(data)
     except ValueError as error:

@@ -72,9 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--decode-compression",
         type=hard_kv,
-        metavar="default|NAME=VALUE,...",
-        help="compress the cache while decoding (HARD-KV; docs/hard-kv.md): default, or such as p=0.9,layer_budget=512 "
-        "(default: as the engine was built)",
+        metavar="PRESET,NAME=VALUE,...",
+        help="compress the cache while decoding (HARD-KV; docs/hard-kv.md): default, held_out, or such as "
+        "held_out,layer_budget=512 (default: as the engine was built)",
     )
     how.add_argument(
         "--cache-bytes",

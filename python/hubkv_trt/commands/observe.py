@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     decoding.add_argument(
         "--decode-compression",
         type=hard_kv,
-        metavar="NAME=VALUE,...",
+        metavar="PRESET,NAME=VALUE,...",
         help="whose window, recent tokens, sinks and measures to take, or: default; budgets are left out",
     )
     decoding.add_argument(

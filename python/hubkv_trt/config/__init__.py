@@ -6,7 +6,7 @@ Each class reads itself from plain JSON data with ``from_dict`` and gives it bac
 
 from .base import Config, require
 from .engine import SCHEMA_VERSION, Backend, EngineConfig, TensorRTConfig, WeightsPlace, check_plans
-from .hardkv import HardKVConfig, Importance
+from .hardkv import HARD_KV_PRESETS, Budgets, HardKVConfig, Importance
 from .hubkv import (
     DEFAULT_PRESET,
     MOST_CENTROIDS,
@@ -22,6 +22,8 @@ from .hubkv import (
 from .model import DType, ModelConfig, RopeConfig
 
 __all__ = [
+    "HARD_KV_PRESETS",
+    "Budgets",
     "DEFAULT_PRESET",
     "MOST_CENTROIDS",
     "PRESETS",

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from .base import INT32_MAX, Config, require
 from .hubkv import MOST_CENTROIDS, Evicted
 from .model import ModelConfig
+
+MOST_QUERIES = 256  # that the stage score_window takes
 
 
 class Importance(str, Enum):
@@ -19,6 +22,19 @@ class Importance(str, Enum):
     RKV = "rkv"  # mixed with how much the pair's key differs from its neighbours'
 
 
+class Budgets(str, Enum):
+    """What decides how many pairs each head keeps (docs/hard-kv.md)."""
+
+    MASS = "mass"  # the attention mass, of the queries that order the pairs, that they hold: the paper's
+    HELD_OUT = "held_out"  # what later queries lose where the first of the window order the pairs
+
+
+HARD_KV_PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},  # the paper's
+    "held_out": {"budgets": Budgets.HELD_OUT, "fill": True, "upper_budget": None},
+}
+
+
 @dataclass(frozen=True)
 class HardKVConfig(Config):
     """Parameters of the cascade cache. The paper's are defaults of ``p``, ``query_window``, ``interval`` and budgets.
@@ -27,12 +43,14 @@ class HardKVConfig(Config):
     ones join the compact segment, of which each head keeps what its last queries need.
 
     Attributes:
-        p: attention mass that each head keeps (of the calibrated distribution); 1 keeps every pair.
-        query_window: W, the last queries of each head that judge.
+        p: attention mass that each head keeps (of the calibrated distribution; with ``budgets`` = ``held_out`` 1 less
+            the root mean square of what the judges lose); 1 keeps every pair. ``fill`` keeps what it keeps.
+        query_window: W, the last queries of each head that judge, at most 256. With ``budgets`` = ``held_out`` the
+            oldest sixteenth, at least one, orders and the others judge.
         interval: decode steps between two compressions; at least ``query_window``.
-        layer_budget: rows of the compact segment that a layer keeps at most, as a mean over its KV heads. None: no
-            limit but the text's length.
-        upper_budget: rows that a single head keeps at most. None: as many as its layer.
+        layer_budget: rows of the compact segment that a layer keeps at most, as a mean over its KV heads; with
+            ``budgets`` = ``held_out`` all layers, as a mean over all KV heads. None: no limit but the text's length.
+        upper_budget: rows that a single head keeps at most. None: as many as there are to share.
         recent: tokens that are always kept, in the tail; at least ``query_window``.
         sink_tokens: the first tokens of the text are kept, too.
         importance: what orders the pairs of a head.
@@ -45,8 +63,12 @@ class HardKVConfig(Config):
             is dropped. Needs a ``layer_budget``.
         condense: how: ``merge``, groups of neighbours with the log-sum-exp of their attention; ``summarize``, at most 8
             rows fitted to what the last queries read of the evicted (``summarize.fit``).
-        fill: layers keep all of ``layer_budget``, whatever ``p`` would keep: a fixed budget, spread over heads by need.
-        calibrate: brings each head's distribution to the sharpness of its plain attention before ``p`` cuts it.
+        budgets: how many pairs each head keeps is decided by their attention ``mass``, each layer by itself, or by what
+            ``held_out`` queries lose without the others, all heads of the model together: these share the rows of all
+            layers.
+        fill: all of ``layer_budget`` is kept, whatever ``p`` would keep: a fixed budget, spread over heads by need.
+        calibrate: brings each head's distribution to the sharpness of its plain attention before ``p`` cuts it
+            (``budgets`` = ``mass``).
     """
 
     p: float = 0.9
@@ -63,23 +85,30 @@ class HardKVConfig(Config):
     min_rows: int = 8
     condensed_rows: int = 0
     condense: Evicted = Evicted.MERGE
+    budgets: Budgets = Budgets.MASS
     fill: bool = False
     calibrate: bool = True
 
     def __post_init__(self) -> None:
         ok = isinstance(self.p, (int, float)) and not isinstance(self.p, bool) and 0 < self.p <= 1
         require(ok, "p", self.p, "a number in (0, 1], the attention mass that is kept")
-        for name, least in (("query_window", 1), ("interval", 16), ("recent", 1), ("sink_tokens", 0), ("min_rows", 0)):
+        window = self.query_window
+        ok = type(window) is int and 1 <= window <= MOST_QUERIES
+        require(ok, "query_window", window, f"an integer in 1..{MOST_QUERIES}")
+        for name, least in (("interval", 16), ("recent", 1), ("sink_tokens", 0), ("min_rows", 0)):
             value = getattr(self, name)
             require(type(value) is int and least <= value <= INT32_MAX, name, value, f"an integer >= {least}")
         for name in ("recent", "interval"):  # the queries that judge come after all that they judge
             value = getattr(self, name)
-            require(value >= self.query_window, name, value, f"at least query_window = {self.query_window}")
+            require(value >= window, name, value, f"at least query_window = {window}")
         for name in ("layer_budget", "upper_budget"):
             value, least = getattr(self, name), max(1, self.sink_tokens, self.min_rows)
             ok = value is None or (type(value) is int and least <= value <= INT32_MAX)
             require(ok, name, value, f"an integer >= {least} or null")
         require(isinstance(self.importance, Importance), "importance", self.importance, "an Importance")
+        require(isinstance(self.budgets, Budgets), "budgets", self.budgets, "a Budgets")
+        ok = self.budgets is Budgets.MASS or window > 1
+        require(ok, "query_window", window, "at least 2 with budgets = held_out: one orders, one judges")
         pool, share = self.pool_kernel, self.importance_share
         require(
             type(pool) is int and 1 <= pool <= 255 and pool % 2 == 1, "pool_kernel", pool, "an odd number in 1..255"
@@ -97,6 +126,17 @@ class HardKVConfig(Config):
         fits = rows <= MOST_CENTROIDS or self.condense is Evicted.MERGE
         require(fits, "condensed_rows", rows, f"at most {MOST_CENTROIDS}, for condense = summarize")
         require(not self.fill or self.layer_budget is not None, "fill", self.fill, "possible without a layer_budget")
+
+    @classmethod
+    def from_preset(cls, preset: str = "default", **changes: Any) -> HardKVConfig:
+        """``default``: the paper's parameters; ``held_out``: the whole budget, shared by what held-out queries lose.
+
+        Raises:
+            ValueError: there is no such preset.
+        """
+        if preset not in HARD_KV_PRESETS:
+            raise ValueError(f"preset: {preset!r} is not one of {', '.join(HARD_KV_PRESETS)}")
+        return cls(**{**HARD_KV_PRESETS[preset], **changes})
 
     @property
     def tail_tokens(self) -> int:

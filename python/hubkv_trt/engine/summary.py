@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..config import EngineConfig, Evicted, HubKVConfig, budget
+from ..config import Budgets, EngineConfig, Evicted, HubKVConfig, budget
 from .directory import ENGINE_FILE
 
 GIB = 1 << 30
@@ -103,7 +103,9 @@ def summarize(
         ]
     if (decode := config.decode_compression) is not None:
         budget_text = "no budget" if decode.layer_budget is None else f"{decode.layer_budget:,} rows a head and layer"
-        rows.append(("while decoding", f"HARD-KV, p = {decode.p:g}, every {decode.interval} tokens, {budget_text}"))
+        judged = "held-out queries" if decode.budgets is Budgets.HELD_OUT else "mass"
+        share = f"all rows, shared by {judged}" if decode.fill else f"p = {decode.p:g} of {judged}"
+        rows.append(("while decoding", f"HARD-KV, {share}, every {decode.interval} tokens, {budget_text}"))
         if decode.condensed_rows:
             how = "merged into" if decode.condense is Evicted.MERGE else "summarized in"
             rows.append(("  evicted rows", f"{how} {decode.condensed_rows} a head"))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..config import EngineConfig, HardKVConfig, require
+from ..config import Budgets, EngineConfig, HardKVConfig, require
 from ..runtime.sampling_params import SamplingParams
 from ..runtime.stream import Increment
 from ..runtime.ticket import ServiceRequest
@@ -221,6 +221,9 @@ def _decode_compression(one: Mapping[str, Any], config: EngineConfig) -> HardKVC
     engine, (name, value) = config.decode_compression, next(iter(changes.items()))
     require(engine is not None, name, value, "possible: this model does not compress while it decodes; leave it out")
     assert engine is not None
+    shared = engine.fill and engine.budgets is Budgets.HELD_OUT
+    ok = name != "p" or not shared
+    require(ok, "p", value, "possible: this model shares its rows, whatever p is; see hubkv_decode_budget")
     return engine.replace(**changes)
 
 

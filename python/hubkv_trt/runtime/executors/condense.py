@@ -7,14 +7,16 @@ import numpy as np
 import torch
 
 from ... import ops as stages
-from ...config import Evicted, HardKVConfig, HubKVConfig, ModelConfig
+from ...config import Budgets, Evicted, HardKVConfig, HubKVConfig, ModelConfig
 from ...config.base import INT32_MAX
 from ...refinement import refine
 from ..cache import Cache, Segment
 from ..sequence import Sequence
+from .head_shares import rows_for_mass, share_rows
 from .summaries import summarize_into
 
 _HUBKV = HubKVConfig(sink_tokens=0)  # how ``HardKVConfig.refine`` refines; what is protected is no number there
+_ORDERING = 16  # one query of the window in so many, the oldest, orders pairs for the others to judge
 
 
 def condense(model: ModelConfig, cache: Cache, sequence: Sequence, moved: int, target: Segment) -> np.ndarray:
@@ -26,19 +28,34 @@ def condense(model: ModelConfig, cache: Cache, sequence: Sequence, moved: int, t
     config, ledger = cascade.config, cache.ledger
     num_rows = int(segment.head_offsets[-1])
     segments = torch.tensor([segment.entry], dtype=torch.int64)
-    pages = torch.tensor([tail.pages[: ledger.pages(moved)]], dtype=torch.int32)
+    all_pages = torch.tensor([tail.pages[: ledger.pages(sequence.tail_length)]], dtype=torch.int32)
+    pages = all_pages[:, : ledger.pages(moved)].contiguous()
     place = (ledger.page_tokens, cache.page_base)
     queries = cascade.take_queries().contiguous()
-    raw, scores, positions, offsets = stages.score_window(
-        queries, segment.positions[:num_rows], cache.arena, segments, pages, moved,
-        sequence.tail_start, model.num_kv_heads, *place, config.importance.value, config.pool_kernel,
-        config.importance_share, config.sink_tokens, 0.0,
-    )  # fmt: skip
-    counts = _counts(config, model, raw, scores, positions, offsets)
+
+    def scored(window: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return stages.score_window(
+            window, segment.positions[:num_rows], cache.arena, segments, pages, moved,
+            sequence.tail_start, model.num_kv_heads, *place, config.importance.value, config.pool_kernel,
+            config.importance_share, config.sink_tokens, 0.0,
+        )  # fmt: skip
+
+    raw, scores, positions, offsets = scored(queries)
+    if config.budgets is Budgets.HELD_OUT:
+        early = max(1, queries.shape[1] // _ORDERING)
+        _, order, _, _ = scored(queries[:, :early].contiguous())
+        loss, rows = stages.held_out_loss(
+            queries[:, early:].contiguous(), order, positions, cache.arena, segments, all_pages, moved,
+            sequence.tail_length, model.num_kv_heads, *place, config.sink_tokens, 0.0,
+        )  # fmt: skip
+        counts = _shares(config, loss.numpy(), rows.numpy())
+    else:
+        counts = _counts(config, model, raw, scores, positions, offsets)
     if config.refine:
         dropped = 1 - int(counts.sum()) / max(1, scores.numel())
         scores = refined(scores, offsets, positions < config.sink_tokens, model.num_layers, _HUBKV.alpha(dropped))
-        counts = _counts(config, model, raw, scores, positions, offsets)
+        if config.budgets is Budgets.MASS:
+            counts = _counts(config, model, raw, scores, positions, offsets)
     kept = int(counts.sum())
     indices, head_offsets = stages.select_ragged(scores, positions, offsets, counts, kept, config.sink_tokens)
     condensed = config.condensed_rows  # of each head, behind its own rows
@@ -74,13 +91,24 @@ def _counts(
     positions: torch.Tensor,
     offsets: torch.Tensor,
 ) -> torch.Tensor:
-    """int32 [L*Hkv], the rows of each head."""
+    """int32 [L*Hkv], the rows of each head, by mass."""
     counts, _, _ = stages.calibrate_top_p(
         raw if config.calibrate else scores, scores, positions, offsets, model.num_layers, config.p,
         config.sink_tokens, config.min_rows, config.upper_budget or 0,
         (config.layer_budget or 0) * model.num_kv_heads, config.fill,
     )  # fmt: skip
     return counts
+
+
+def _shares(config: HardKVConfig, loss: np.ndarray, rows: np.ndarray) -> torch.Tensor:
+    """int32 [L*Hkv], the rows of each head, by what held-out queries lose."""
+    sizes = rows[:, -1].astype(np.int64)
+    most = sizes if config.upper_budget is None else np.minimum(sizes, config.upper_budget)
+    if not config.fill:
+        most = np.minimum(most, rows_for_mass(loss, rows, config.p))
+    least = np.maximum(rows[:, 0], np.minimum(config.min_rows, sizes))
+    total = int(sizes.sum()) if config.layer_budget is None else config.layer_budget * len(sizes)
+    return torch.from_numpy(share_rows(loss, rows, total, least, most).astype(np.int32))
 
 
 def refined(
