@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--budget", type=int, metavar="b", help="rows of a head in the mean (default: 512)")
     parser.add_argument("--interval", type=int, metavar="N", help="steps between compressions (default: 128)")
     parser.add_argument("--settings", nargs="+", choices=names, default=names, help="(default: all)")
+    parser.add_argument("--against", choices=names, default="top-k", help="of NLL's last column (default: top-k)")
     parser.add_argument("--texts", type=Path, nargs="+", metavar="FILE", help=f"(default: {', '.join(TEXTS)})")
     parser.add_argument("--skip", nargs="+", choices=["speed", "nll"], default=[], help="leave out")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="cache bytes and tokens/s by step: .svg, .png, .pdf")
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> None:
     if speed:
         print(speed_table(speed) + "\n")
     if nll:
-        print(nll_table(nll, args.interval))
+        print(nll_table(nll, args.against if args.against in nll else "dense", args.interval))
     configs = {name: config.to_dict() for name, config in asked.items() if config is not None}
     plain = {name: {text: {k: v for k, v in r.items() if k != "nll"} for text, r in found.items()}
              for name, found in nll.items()}  # fmt: skip
@@ -194,21 +195,20 @@ def likelihood(llm: Any, config: Any, args: argparse.Namespace, dense: Any) -> d
     return found
 
 
-def nll_table(nll: dict[str, Any], block: int) -> str:
+def nll_table(nll: dict[str, Any], against: str, block: int) -> str:
     rows = []
     for text, dense in nll["dense"].items():
         rows.append([f"{text}, {dense['tokens']} tokens", "dense", f"{dense['mean']:.4f}", "", "", ""])
-        fixed = nll.get("HARD-KV fixed", nll.get("HARD-KV"))
         for name, found in nll.items():
             if name == "dense":
                 continue
             r = found[text]
             over = [f"{r['over_dense'][k]:+.4f}" for k in ("mean", "low", "high")]
-            better = compare(r["nll"], fixed[text]["nll"], block)
+            better = compare(r["nll"], nll[against][text]["nll"], block)
             rows.append(["", name, f"{r['mean']:.4f}", f"{over[0]} ({over[1]}..{over[2]})",
                          f"{better['mean']:+.4f} ({better['low']:+.4f}..{better['high']:+.4f})",
                          "-" if r["rows"] is None else f"{r['rows']:.0f}"])  # fmt: skip
-    return common.table(["text", "setting", "NLL", "over dense", "over HARD-KV fixed", "rows"], rows)
+    return common.table(["text", "setting", "NLL", "over dense", f"over {against}", "rows"], rows)
 
 
 # ---- plot ------------------------------------------------------------------------------------------------------------

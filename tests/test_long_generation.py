@@ -77,3 +77,12 @@ def test_report(tiny_engine: Callable[..., Path], tmp_path: Path) -> None:
     assert hard["step_rows"][-1] < dense["step_rows"][-1]
     assert hard["ceiling"] > 1 == dense["ceiling"]
     assert data["nll"]["HARD-KV"]["own"]["over_dense"]["low"] <= data["nll"]["HARD-KV"]["own"]["over_dense"]["mean"]
+
+
+def test_report_on_held_out_budgets(tiny_engine: Callable[..., Path], tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "held_out.py"), "--quick", "--engine", str(tiny_engine("llama")),
+               "--json", str(tmp_path / "out.json")]  # fmt: skip
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
+    assert "shuffled" in done.stdout
+    nll = json.loads((tmp_path / "out.json").read_text())["nll"]
+    assert len({texts["station_handbook.txt"] for texts in nll.values()}) == 7  # every way keeps other rows
