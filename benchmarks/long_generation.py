@@ -222,7 +222,9 @@ def draw(speed: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(11, 4), layout="constrained")
     held, pace = figure.subplots(1, 2)
     for name, r in speed.items():
-        held.step(range(len(r["step_bytes"])), [b / common.MIB for b in r["step_bytes"]], label=name, where="post")
+        at = [i for i, b in enumerate(r["step_bytes"]) if i == 0 or b != r["step_bytes"][i - 1]]  # where it changes
+        at.append(len(r["step_bytes"]) - 1)
+        held.step(at, [r["step_bytes"][i] / common.MIB for i in at], label=name, where="post")
         seconds = np.array(r["step_seconds"])
         seconds = seconds[: len(seconds) // 32 * 32].reshape(-1, 32)
         batch = r["tokens_per_second"] * r["seconds"] / len(r["step_seconds"])

@@ -85,4 +85,6 @@ def test_report_on_held_out_budgets(tiny_engine: Callable[..., Path], tmp_path: 
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
     assert "shuffled" in done.stdout
     nll = json.loads((tmp_path / "out.json").read_text())["nll"]
-    assert len({texts["station_handbook.txt"] for texts in nll.values()}) == 7  # every way keeps other rows
+    means = {way: texts["station_handbook.txt"] for way, texts in nll.items()}
+    del means["bounded"]  # no head of the tiny model comes near its bound
+    assert len(set(means.values())) == len(means) == 6  # every other way keeps other rows

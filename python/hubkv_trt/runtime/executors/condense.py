@@ -25,39 +25,12 @@ def condense(model: ModelConfig, cache: Cache, sequence: Sequence, moved: int, t
     assert cascade is not None
     assert segment is not None
     assert tail is not None
-    config, ledger = cascade.config, cache.ledger
+    config, place = cascade.config, (cache.ledger.page_tokens, cache.page_base)
     num_rows = int(segment.head_offsets[-1])
-    segments = torch.tensor([segment.entry], dtype=torch.int64)
-    all_pages = torch.tensor([tail.pages[: ledger.pages(sequence.tail_length)]], dtype=torch.int32)
-    pages = all_pages[:, : ledger.pages(moved)].contiguous()
-    place = (ledger.page_tokens, cache.page_base)
+    segments, pages = _tables(cache, sequence, moved)
     queries = cascade.take_queries().contiguous()
-
-    def scored(window: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return stages.score_window(
-            window, segment.positions[:num_rows], cache.arena, segments, pages, moved,
-            sequence.tail_start, model.num_kv_heads, *place, config.importance.value, config.pool_kernel,
-            config.importance_share, config.sink_tokens, 0.0,
-        )  # fmt: skip
-
-    raw, scores, positions, offsets = scored(queries)
-    if config.budgets is Budgets.HELD_OUT:
-        early = max(1, queries.shape[1] // _ORDERING)
-        _, order, _, _ = scored(queries[:, :early].contiguous())
-        loss, rows = stages.held_out_loss(
-            queries[:, early:].contiguous(), order, positions, cache.arena, segments, all_pages, moved,
-            sequence.tail_length, model.num_kv_heads, *place, config.sink_tokens, 0.0,
-        )  # fmt: skip
-        counts = _shares(config, loss.numpy(), rows.numpy())
-    else:
-        counts = _counts(config, model, raw, scores, positions, offsets)
-    if config.refine:
-        dropped = 1 - int(counts.sum()) / max(1, scores.numel())
-        scores = refined(scores, offsets, positions < config.sink_tokens, model.num_layers, _HUBKV.alpha(dropped))
-        if config.budgets is Budgets.MASS:
-            counts = _counts(config, model, raw, scores, positions, offsets)
-    kept = int(counts.sum())
-    indices, head_offsets = stages.select_ragged(scores, positions, offsets, counts, kept, config.sink_tokens)
+    raw, positions, offsets, indices, head_offsets = _chosen(model, cache, sequence, moved, queries)
+    kept = indices.numel()
     condensed = config.condensed_rows  # of each head, behind its own rows
     size = kept + condensed * model.num_rows_per_token
     new_offsets = head_offsets + condensed * torch.arange(head_offsets.numel())
@@ -80,7 +53,54 @@ def condense(model: ModelConfig, cache: Cache, sequence: Sequence, moved: int, t
         stages.rewrite_into(positions, indices, head_offsets, *tables, *new, bias)
     target.head_offsets.copy_(new_offsets)
     target.work = None
-    return (counts.numpy().astype(np.int64) + condensed).reshape(model.num_layers, model.num_kv_heads)
+    return new_offsets.diff().numpy().reshape(model.num_layers, model.num_kv_heads)
+
+
+def _tables(cache: Cache, sequence: Sequence, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sequence's segment, int64 [1, 4], and the pages of the first tokens of its tail, int32 [1, pages]."""
+    assert sequence.segment is not None
+    assert sequence.tail is not None
+    pages = sequence.tail.pages[: cache.ledger.pages(tokens)]
+    return torch.tensor([sequence.segment.entry], dtype=torch.int64), torch.tensor([pages], dtype=torch.int32)
+
+
+def _chosen(
+    model: ModelConfig, cache: Cache, sequence: Sequence, moved: int, queries: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Which candidates stay: raw, positions and offsets of ``score_window``, indices and head offsets of
+    ``select_ragged``."""
+    assert sequence.cascade is not None
+    assert sequence.segment is not None
+    config, segment = sequence.cascade.config, sequence.segment
+    place = (model.num_kv_heads, cache.ledger.page_tokens, cache.page_base)
+    segments, pages = _tables(cache, sequence, moved)
+
+    def scored(window: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return stages.score_window(
+            window, segment.positions[: int(segment.head_offsets[-1])], cache.arena, segments, pages, moved,
+            sequence.tail_start, *place, config.importance.value, config.pool_kernel, config.importance_share,
+            config.sink_tokens, 0.0,
+        )  # fmt: skip
+
+    raw, scores, positions, offsets = scored(queries)
+    if config.budgets is Budgets.HELD_OUT:
+        early = max(1, queries.shape[1] // _ORDERING)
+        _, order, _, _ = scored(queries[:, :early].contiguous())
+        _, all_pages = _tables(cache, sequence, sequence.tail_length)
+        loss, rows = stages.held_out_loss(
+            queries[:, early:].contiguous(), order, positions, cache.arena, segments, all_pages, moved,
+            sequence.tail_length, *place, config.sink_tokens, 0.0,
+        )  # fmt: skip
+        counts = _shares(config, loss.numpy(), rows.numpy())
+    else:
+        counts = _counts(config, model, raw, scores, positions, offsets)
+    if config.refine:
+        dropped = 1 - int(counts.sum()) / max(1, scores.numel())
+        scores = refined(scores, offsets, positions < config.sink_tokens, model.num_layers, _HUBKV.alpha(dropped))
+        if config.budgets is Budgets.MASS:
+            counts = _counts(config, model, raw, scores, positions, offsets)
+    kept = stages.select_ragged(scores, positions, offsets, counts, int(counts.sum()), config.sink_tokens)
+    return raw, positions, offsets, *kept
 
 
 def _counts(
