@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from hubkv_trt.config import Budgets, Evicted, HardKVConfig, Importance
+from hubkv_trt.config import HARD_KV_PRESETS, Budgets, Evicted, HardKVConfig, Importance
 
 CONDENSED_ROWS = 4
 BIAS_BYTES = 4
@@ -30,7 +30,7 @@ def settings(budget: int, interval: int, window: int, row_bytes: int = 516) -> d
         "top-p": base.replace(layer_budget=None, upper_budget=None),
         "HARD-KV": base,  # p and the budget as bounds
         "HARD-KV fixed": base.replace(fill=True),  # the whole budget, heads share it by need
-        "held-out": base.replace(fill=True, budgets=Budgets.HELD_OUT, upper_budget=None),  # shared by what is lost
+        "held-out": base.replace(**HARD_KV_PRESETS["held_out"]),  # the same, by what is lost
         "held-out, p": base.replace(budgets=Budgets.HELD_OUT, upper_budget=None),
         "HARD-KV merged": beside,
         "HARD-KV summarized": beside.replace(condense=Evicted.SUMMARIZE),

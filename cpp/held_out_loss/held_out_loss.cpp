@@ -14,34 +14,14 @@ namespace
 
 void checkLossParams(hubkv_held_out_loss_params const& params)
 {
-    checkCandidatesParams(params.candidates);
+    checkWindowParams(params.candidates, params.W, params.Hq);
     hubkv_cache_params const& cache = params.candidates.cache;
-    checkRange("W", params.W, 1, 256);
-    checkRange("Hq", params.Hq, 1, kINT32_MAX);
-    HUBKV_CHECK(params.Hq % cache.Hkv == 0 && params.Hq / cache.Hkv <= 16,
-        "Hq: %lld is not Hkv = %lld times a whole number in 1..16", static_cast<long long>(params.Hq),
-        static_cast<long long>(cache.Hkv));
-    int64_t const queries = checkedProduct("L * W * Hq", checkedProduct("L * W", cache.L, params.W), params.Hq);
-    checkedProduct("bytes of q", queries, cache.D * elementBytes(cache.dtype));
     checkRange("tailLength", params.tailLength, params.candidates.tailTokens + params.W, cache.maxPages * cache.P);
     checkCandidatesParams(allRows(params));
     HUBKV_CHECK(std::isfinite(params.scale), "scale: %g is not finite", static_cast<double>(params.scale));
 }
 
 } // namespace
-
-LossWorkspace::LossWorkspace(hubkv_held_out_loss_params const& params)
-{
-    hubkv_cache_params const& cache = params.candidates.cache;
-    queries = (params.W * (params.Hq / cache.Hkv) + kWINDOW_QUERIES - 1) / kWINDOW_QUERIES * kWINDOW_QUERIES;
-    int64_t const all = checkedProduct("workspace", cache.L * cache.Hkv, queries);
-    WorkspaceCarver carver;
-    packed = carver.take<float>(checkedProduct("workspace", all, cache.D));
-    maxima = carver.take<float>(all);
-    sums = carver.take<float>(all);
-    masses = carver.take<float>(checkedProduct("workspace", all, kLEVELS));
-    bytes = carver.bytes();
-}
 
 } // namespace hubkv
 
@@ -67,7 +47,7 @@ hubkv_status hubkv_held_out_loss_workspace(
                     return;
                 }
             }
-            *bytes = LossWorkspace(*params).bytes;
+            *bytes = LossWorkspace(*params).carver.bytes();
         });
 }
 
@@ -106,7 +86,7 @@ hubkv_status hubkv_held_out_loss(hubkv_device device, [[maybe_unused]] void* str
                     return;
                 }
             }
-            checkWorkspace(workspace, workspaceBytes, LossWorkspace(*params).bytes);
+            checkWorkspace(workspace, workspaceBytes, LossWorkspace(*params).carver.bytes());
             heldOutLossHost(*params, arrays, workspace);
         });
 }

@@ -55,17 +55,20 @@ inline hubkv_candidates_params allRows(hubkv_held_out_loss_params const& params)
     return all;
 }
 
-//! Scratch of the host: per head its queries, what is known of their softmax, and of their mass.
+//! Where things lie in the scratch of the host; the one source of its size.
 struct LossWorkspace
 {
-    explicit LossWorkspace(hubkv_held_out_loss_params const& params);
+    explicit LossWorkspace(hubkv_held_out_loss_params const& params)
+        : window(carver, params.candidates.cache, params.W, params.Hq)
+    {
+        hubkv_cache_params const& cache = params.candidates.cache;
+        int64_t const all = checkedProduct("workspace", cache.L * cache.Hkv, window.queries);
+        masses = carver.take<float>(checkedProduct("workspace", all, kLEVELS));
+    }
 
-    int64_t queries;              // W * G, padded
-    WorkspaceArray<float> packed; // [L*Hkv, queries / width, D, width]
-    WorkspaceArray<float> maxima; // [L*Hkv, queries]
-    WorkspaceArray<float> sums;   // [L*Hkv, queries]
+    WorkspaceCarver carver;
+    WindowWorkspace window;
     WorkspaceArray<float> masses; // [L*Hkv, queries / width, kLEVELS, width]
-    int64_t bytes;
 };
 
 //! The judgement of one head.

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // held_out_loss on the host: a task per head, which nothing outside it touches.
-#include "attend/row_stream.h"
 #include "common/cpu.h"
 #include "common/thread_pool.h"
 #include "held_out_loss/held_out_loss.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 namespace hubkv
@@ -63,29 +61,21 @@ void heldOutLossHost(hubkv_held_out_loss_params const& params, LossArrays const&
     CacheView const cache(shape, arrays.arena);
     LossWorkspace const layout(params);
     LossKernel const kernel = kernelFor(shape.dtype);
-    int64_t const G = params.Hq / shape.Hkv;
-    float const scale = params.scale != 0.F ? params.scale : 1.F / std::sqrt(static_cast<float>(shape.D));
-    int64_t const queryBytes = shape.D * elementBytes(shape.dtype);
     int32_t const sinkTokens = params.candidates.sinkTokens;
 
     parallelFor(shape.L * shape.Hkv,
         [&](int64_t number)
         {
             HeadCandidates const rows(all, cache, arrays.segments, arrays.blockTable, number);
-            int64_t const layer = number / shape.Hkv;
             int64_t const first = rows.firstRow + number * params.candidates.tailTokens;
             int64_t const count = rows.compact + params.candidates.tailTokens;
             float const* const ranking = arrays.ranking + first;
             int32_t const* const positions = arrays.candidatePositions + first;
-            char const* const q = static_cast<char const*>(arrays.q)
-                + (layer * params.W * params.Hq + (number - layer * shape.Hkv) * G) * queryBytes;
-            LossHead const head{WindowHead{rows, q, params.W, G, params.Hq * shape.D, shape.D, scale * kLOG2_E,
-                                    layout.packed.in(workspace) + number * layout.queries * shape.D,
-                                    layout.maxima.in(workspace) + number * layout.queries,
-                                    layout.sums.in(workspace) + number * layout.queries},
-                count, rows.count() - params.W + 1, ranking, positions, sinkTokens,
+            LossHead const head{layout.window.head(params, arrays.q, rows, number, workspace), count,
+                rows.count() - params.W + 1, ranking, positions, sinkTokens,
                 bestOf(ranking, positions, count, sinkTokens),
-                layout.masses.in(workspace) + number * layout.queries * kLEVELS, arrays.loss + number * (kLEVELS + 1)};
+                layout.masses.in(workspace) + number * layout.window.queries * kLEVELS,
+                arrays.loss + number * (kLEVELS + 1)};
             countRows(head, arrays.rows + number * (kLEVELS + 1));
             kernel(head);
         });

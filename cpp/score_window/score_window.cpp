@@ -14,15 +14,7 @@ namespace
 
 void checkScoreParams(hubkv_score_window_params const& params)
 {
-    checkCandidatesParams(params.candidates);
-    hubkv_cache_params const& cache = params.candidates.cache;
-    checkRange("W", params.W, 1, 256);
-    checkRange("Hq", params.Hq, 1, kINT32_MAX);
-    HUBKV_CHECK(params.Hq % cache.Hkv == 0 && params.Hq / cache.Hkv <= 16,
-        "Hq: %lld is not Hkv = %lld times a whole number in 1..16", static_cast<long long>(params.Hq),
-        static_cast<long long>(cache.Hkv));
-    int64_t const queries = checkedProduct("L * W * Hq", checkedProduct("L * W", cache.L, params.W), params.Hq);
-    checkedProduct("bytes of q", queries, cache.D * elementBytes(cache.dtype));
+    checkWindowParams(params.candidates, params.W, params.Hq);
     HUBKV_CHECK(
         params.score == HUBKV_SCORE_VANILLA || params.score == HUBKV_SCORE_SNAPKV || params.score == HUBKV_SCORE_RKV,
         "score: %d is not HUBKV_SCORE_VANILLA (0), HUBKV_SCORE_SNAPKV (1) or HUBKV_SCORE_RKV (2)",
@@ -34,18 +26,6 @@ void checkScoreParams(hubkv_score_window_params const& params)
 }
 
 } // namespace
-
-ScoreWorkspace::ScoreWorkspace(hubkv_score_window_params const& params)
-{
-    hubkv_cache_params const& cache = params.candidates.cache;
-    queries = (params.W * (params.Hq / cache.Hkv) + kWINDOW_QUERIES - 1) / kWINDOW_QUERIES * kWINDOW_QUERIES;
-    int64_t const all = checkedProduct("workspace", cache.L * cache.Hkv, queries);
-    WorkspaceCarver carver;
-    packed = carver.take<float>(checkedProduct("workspace", all, cache.D));
-    maxima = carver.take<float>(all);
-    sums = carver.take<float>(all);
-    bytes = carver.bytes();
-}
 
 } // namespace hubkv
 
@@ -70,7 +50,7 @@ hubkv_status hubkv_score_window_workspace(hubkv_device device, hubkv_score_windo
                     return;
                 }
             }
-            *bytes = ScoreWorkspace(*params).bytes;
+            *bytes = ScoreWorkspace(*params).carver.bytes();
         });
 }
 
@@ -117,7 +97,7 @@ hubkv_status hubkv_score_window(hubkv_device device, [[maybe_unused]] void* stre
                     return;
                 }
             }
-            checkWorkspace(workspace, workspaceBytes, ScoreWorkspace(*params).bytes);
+            checkWorkspace(workspace, workspaceBytes, ScoreWorkspace(*params).carver.bytes());
             scoreWindowHost(*params, arrays, workspace);
         });
 }

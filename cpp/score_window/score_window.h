@@ -29,16 +29,16 @@ struct ScoreArrays
     int64_t* candidateOffsets;
 };
 
-//! Scratch of the host: per head its queries, side by side, and what is known of their softmax.
+//! Where things lie in the scratch of the host; the one source of its size.
 struct ScoreWorkspace
 {
-    explicit ScoreWorkspace(hubkv_score_window_params const& params);
+    explicit ScoreWorkspace(hubkv_score_window_params const& params)
+        : window(carver, params.candidates.cache, params.W, params.Hq)
+    {
+    }
 
-    int64_t queries;              // W * G, padded
-    WorkspaceArray<float> packed; // [L*Hkv, queries / width, D, width]
-    WorkspaceArray<float> maxima; // [L*Hkv, queries]
-    WorkspaceArray<float> sums;   // [L*Hkv, queries]
-    int64_t bytes;
+    WorkspaceCarver carver;
+    WindowWorkspace window;
 };
 
 //! The kernels of one instruction set and element type.

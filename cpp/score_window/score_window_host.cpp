@@ -143,16 +143,12 @@ void scoreWindowHost(hubkv_score_window_params const& params, ScoreArrays const&
     CacheView const cache(shape, arrays.arena);
     ScoreWorkspace const layout(params);
     ScoreKernels const kernels = kernelsFor(shape.dtype);
-    int64_t const G = params.Hq / shape.Hkv;
-    float const scale = params.scale != 0.F ? params.scale : 1.F / std::sqrt(static_cast<float>(shape.D));
     int64_t const heads = shape.L * shape.Hkv;
-    int64_t const queryBytes = shape.D * elementBytes(shape.dtype);
 
     parallelFor(heads,
         [&](int64_t number)
         {
             HeadCandidates const candidates(params.candidates, cache, arrays.segments, arrays.blockTable, number);
-            int64_t const layer = number / shape.Hkv;
             int64_t const count = candidates.count();
             arrays.candidateOffsets[number] = candidates.first;
             int32_t* const positions = arrays.candidatePositions + candidates.first;
@@ -166,13 +162,7 @@ void scoreWindowHost(hubkv_score_window_params const& params, ScoreArrays const&
             }
             float* const raw = arrays.raw + candidates.first;
             float* const transformed = arrays.transformed + candidates.first;
-            char const* const q = static_cast<char const*>(arrays.q)
-                + (layer * params.W * params.Hq + (number - layer * shape.Hkv) * G) * queryBytes;
-            kernels.importance(WindowHead{candidates, q, params.W, G, params.Hq * shape.D, shape.D, scale * kLOG2_E,
-                                   layout.packed.in(workspace) + number * layout.queries * shape.D,
-                                   layout.maxima.in(workspace) + number * layout.queries,
-                                   layout.sums.in(workspace) + number * layout.queries},
-                transformed);
+            kernels.importance(layout.window.head(params, arrays.q, candidates, number, workspace), transformed);
             for (int64_t i = 0; i < count; ++i)
             {
                 raw[i] = candidates.row(i).k != nullptr ? std::log(transformed[i]) : kMINUS_INFINITY;
